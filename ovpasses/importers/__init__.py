@@ -1,0 +1,69 @@
+"""From a file to an :class:`ImportedModel`: GGUF, IR (dumps with internal ops included), ONNX, or an ``ov.Model``."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from openvino import Model
+
+from ovpasses.errors import ModelReadError
+from ovpasses.importers.graph_info import GraphInfo, LayerInfo, info_from_graph
+
+__all__ = ["GraphInfo", "ImportedModel", "LayerInfo", "read_model"]
+
+SUFFIXES = (".gguf", ".xml", ".onnx")
+
+
+@dataclass
+class ImportedModel:
+    """A graph and what is known of it.
+
+    Attributes:
+        model: the graph; passes and pipelines rewrite it in place.
+        info: per-layer heads, sizes and windows, position planes, vocabulary.
+        source: the file it came from, None for a model given in memory.
+    """
+
+    model: Model
+    info: GraphInfo = field(default_factory=GraphInfo)
+    source: Path | None = None
+
+
+def read_model(source: str | os.PathLike[str] | Model, *, info: GraphInfo | None = None) -> ImportedModel:
+    """Read a model.
+
+    Args:
+        source: path of a ``.gguf``, ``.xml`` or ``.onnx``, or an ``ov.Model`` (used as it is, not copied).
+        info: what the caller knows of the model; it wins over what file and graph say.
+
+    Returns:
+        The model with its :class:`GraphInfo`.
+
+    Raises:
+        ModelReadError: the file is missing, damaged, of no known format, or holds what cannot be read.
+    """
+    if isinstance(source, Model):
+        return ImportedModel(source, info or info_from_graph(source))
+    path = Path(source)
+    if not path.is_file():
+        kind = "a folder" if path.is_dir() else "not there"
+        raise ModelReadError(f"{path}: is {kind}, wanted a {', '.join(SUFFIXES)} file")
+    suffix = path.suffix.lower()
+    if suffix == ".gguf":
+        from ovpasses.importers.gguf import read_gguf
+
+        model, found = read_gguf(path)
+        return ImportedModel(model, info or found, path)
+    if suffix == ".xml":
+        from ovpasses.importers.ir import read_ir
+
+        model = read_ir(path)
+    elif suffix == ".onnx":
+        from ovpasses.importers.onnx import read_onnx
+
+        model = read_onnx(path)
+    else:
+        raise ModelReadError(f"{path}: suffix {suffix or '(none)'} is not known, wanted {', '.join(SUFFIXES)}")
+    return ImportedModel(model, info or info_from_graph(model), path)

@@ -1,0 +1,209 @@
+"""What a session and the passes must know of a model, per layer: heads, sizes, windows, position planes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from openvino import Model, Node, Output, PartialShape
+
+from ovpasses.ggml_names import CACHE_NAME, PAST_NAME
+from ovpasses.importers._walk import consumer_nodes, first_downstream, source_of_mask
+
+ATTENTION, RECURRENT = "attention", "recurrent"
+
+
+@dataclass(frozen=True)
+class LayerInfo:
+    """One layer that keeps something between calls.
+
+    Attributes:
+        index: layer number in the model (of ``cache_k_l<index>``).
+        kind: "attention" (a cache of keys and values) or "recurrent" (states of fixed size).
+        n_heads_kv: number of key/value heads, or of the recurrent state's heads; None when not known.
+        key_size, value_size: elements per head.
+        window: length of the sliding window in tokens, None for full attention and recurrent layers.
+    """
+
+    index: int
+    kind: str
+    n_heads_kv: int | None = None
+    key_size: int | None = None
+    value_size: int | None = None
+    window: int | None = None
+
+
+@dataclass(frozen=True)
+class GraphInfo:
+    """What is known of a model beside its graph.
+
+    Attributes:
+        architecture: general.architecture of a GGUF; "" when the source does not say.
+        layers: the layers with caches or states, by index.
+        position_planes: how many planes ``inp_pos`` stacks: 1, or 4 with M-RoPE.
+        n_vocab: number of token ids the model takes and scores; None when not known.
+        context_length: number of positions the model was made for, in tokens; None when not known.
+        contradictions: where two sources disagree, one line each with both values; the graph's is used.
+    """
+
+    architecture: str = ""
+    layers: tuple[LayerInfo, ...] = ()
+    position_planes: int = 1
+    n_vocab: int | None = None
+    context_length: int | None = None
+    contradictions: tuple[str, ...] = field(default=())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {**asdict(self), "layers": [asdict(layer) for layer in self.layers]}
+
+    @property
+    def windows(self) -> list[int]:
+        """The different sliding windows in use, in tokens."""
+        return sorted({layer.window for layer in self.layers if layer.window is not None})
+
+
+@dataclass(frozen=True)
+class _Cache:
+    layer: int
+    kind: str  # key, value, conv, state
+    shape: PartialShape
+    output: Output
+
+
+def info_from_graph(model: Model, *, window: int | None = None) -> GraphInfo:
+    """Read a :class:`GraphInfo` off the graph: cache inputs and states, masks, positions, logits.
+
+    Args:
+        model: the graph, stateless or stateful.
+        window: length in tokens of the sliding window, for the layers whose mask is ``*_swa``.
+    """
+    by_layer: dict[int, dict[str, _Cache]] = {}
+    for cache in _caches(model):
+        by_layer.setdefault(cache.layer, {})[cache.kind] = cache
+    sliding = _sliding_attention(model)
+    layers = [_layer(index, caches, sliding, window) for index, caches in sorted(by_layer.items())]
+    return GraphInfo(layers=tuple(layers), position_planes=_position_planes(model), n_vocab=_n_vocab(model))
+
+
+def _caches(model: Model) -> list[_Cache]:
+    kinds = {"cache_k": "key", "cache_v": "value", "cache_r": "conv", "conv_state": "conv"}
+    kinds |= {"cache_s": "state", "ssm_state": "state"}
+    found = []
+    reads = [op for op in model.get_ops() if op.get_type_name() == "ReadValue"]
+    for node in [*model.get_parameters(), *reads]:
+        names = [*sorted(node.output(0).get_names()), node.get_friendly_name()]
+        names += [node.get_variable_id()] if node.get_type_name() == "ReadValue" else []
+        for name in names:
+            ggml, onnx = CACHE_NAME.search(name), PAST_NAME.match(name)
+            if ggml or onnx:
+                layer = int(ggml["layer"] if ggml else onnx["layer"])  # type: ignore[index]
+                kind = kinds[ggml["kind"]] if ggml else onnx["kind"]  # type: ignore[index]
+                found.append(_Cache(layer, kind, node.get_output_partial_shape(0), node.output(0)))
+                break
+    return found
+
+
+def _layer(index: int, caches: dict[str, _Cache], sliding: set[Node], window: int | None) -> LayerInfo:
+    if "key" not in caches:
+        state = caches.get("state")
+        heads, size = _static(state.shape, 1) if state else None, _static(state.shape, 2) if state else None
+        return LayerInfo(index, RECURRENT, heads, size, _static(state.shape, 3) if state else None)
+    key = caches["key"]
+    value = caches.get("value", key)
+    axis = _heads_axis(key.shape)
+    attention = first_downstream(key.output, ("ScaledDotProductAttention", "Softmax"))
+    return LayerInfo(
+        index,
+        ATTENTION,
+        n_heads_kv=_static(key.shape, axis),
+        key_size=_static(key.shape, 3),
+        value_size=_static(value.shape, 3),
+        window=window if attention in sliding else None,
+    )
+
+
+def _heads_axis(shape: PartialShape) -> int:
+    """Dim 2 of [1, seq, heads, size], dim 1 of [1, heads, seq, size]: the sequence is the dynamic one."""
+    if shape.rank.is_static and shape.rank.get_length() == 4 and shape[2].is_dynamic and shape[1].is_static:
+        return 1
+    return 2
+
+
+def _static(shape: PartialShape, dim: int) -> int | None:
+    known = shape.rank.is_static and dim < shape.rank.get_length() and shape[dim].is_static
+    return shape[dim].get_length() if known else None
+
+
+def _sliding_attention(model: Model) -> set[Node]:
+    """The attention ops (SDPA or Softmax) whose mask is a sliding-window one."""
+    masks = [p for p in model.get_parameters() if any(n.endswith("_swa") for n in p.output(0).get_names())]
+    found: set[Node] = set()
+    for mask in masks:
+        for op in model.get_ops():
+            if op.get_type_name() in ("ScaledDotProductAttention", "Softmax") and source_of_mask(op) == mask:
+                found.add(op)
+    return found
+
+
+def _position_planes(model: Model) -> int:
+    """4 when ``inp_pos`` is cut into planes by a Reshape to [.., 4, tokens], else 1."""
+    for position in model.get_parameters():
+        if "inp_pos" not in position.output(0).get_names():
+            continue
+        for node in consumer_nodes(position.output(0), through=("Convert", "Squeeze", "Unsqueeze")):
+            shape = node.get_output_partial_shape(0)
+            rank = shape.rank.get_length() if shape.rank.is_static else 0
+            if node.get_type_name() == "Reshape" and rank > 1 and shape[rank - 2] == 4 and shape[rank - 1].is_dynamic:
+                return 4
+    return 1
+
+
+def _n_vocab(model: Model) -> int | None:
+    """Last dim of the output that is no cache: of several candidates the last one, as ggml puts its logits there."""
+    sizes = []
+    for result in model.get_results():
+        name = result.get_friendly_name()
+        shape = result.get_output_partial_shape(0)
+        if CACHE_NAME.search(name) or name.startswith("present") or shape.rank.is_dynamic:
+            continue
+        last = _static(shape, shape.rank.get_length() - 1) if shape.rank.get_length() else None
+        if last is not None and result.get_output_element_type(0).is_real():
+            sizes.append(last)
+    return sizes[-1] if sizes else None
+
+
+def merged(graph: GraphInfo, other: GraphInfo, source: str) -> GraphInfo:
+    """Fill what the graph does not say from another source; where both say something, the graph's value is used.
+
+    Args:
+        graph: read off the graph.
+        other: from elsewhere (GGUF metadata).
+        source: what ``other`` is, for the lines in ``contradictions``.
+    """
+    notes = list(graph.contradictions)
+
+    def pick(what: str, mine: Any, theirs: Any) -> Any:
+        if mine is not None and theirs is not None and mine != theirs:
+            notes.append(f"{what}: {mine} in the graph, {theirs} in {source}; the graph's is used")
+        return theirs if mine is None else mine
+
+    theirs = {layer.index: layer for layer in other.layers}
+    layers = []
+    for layer in graph.layers:
+        known = theirs.get(layer.index)
+        if known is not None and layer.kind == known.kind:
+            fields = ("n_heads_kv", "key_size", "value_size", "window") if layer.kind == ATTENTION else ()
+            merged_fields = {
+                name: pick(f"layer {layer.index} {name}", getattr(layer, name), getattr(known, name)) for name in fields
+            }
+            layer = replace(layer, **merged_fields)
+        layers.append(layer)
+    return replace(
+        graph,
+        architecture=other.architecture or graph.architecture,
+        layers=tuple(layers),
+        n_vocab=pick("n_vocab", graph.n_vocab, other.n_vocab),
+        context_length=pick("context_length", graph.context_length, other.context_length),
+        contradictions=tuple(notes),
+    )

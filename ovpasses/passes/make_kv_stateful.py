@@ -1,0 +1,162 @@
+"""MakeKVStateful: cache inputs and outputs to states inside the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from openvino import Dimension, Model, Node, Output, PartialShape
+from openvino.op import assign, read_value
+
+from ovpasses._openvino import Variable, VariableInfo, ops
+from ovpasses.passes._cache_pairs import CachePair, NoPair, cache_name, find_pairs
+from ovpasses.passes._edit import (
+    const,
+    consumers,
+    deferred,
+    drop_unread_parameters,
+    like,
+    redirect,
+    rewire,
+    zeros_constant,
+)
+from ovpasses.passes.base import Edit, ReportedPass
+from ovpasses.passes.report import PassReport
+
+
+class MakeKVStateful(ReportedPass):
+    """Turn cache Parameter/Result pairs into ReadValue/Assign, so that the model keeps its caches itself.
+
+    A GGUF imported by OpenVINO's frontend cannot be run before this: it scatters rows that it has
+    flattened to ``[1, 1, tokens*heads, size]`` on the heads axis of its cache, which is defined for one
+    token and an empty past only. The rows are taken before that flattening, and appended.
+
+    Before::
+
+        cache [1,cells,h,d] -> ScatterUpdate(at kv_idx) -> Result
+        rows [1,t,h,d] -> Reshape [1,1,t*h,d] --^  |-> readers
+      or
+        past [b,..,seq,..] -> Concat(seq axis, rows) -> Result
+                                               |-> readers
+      or (recurrent: the whole value is replaced)
+        state -> ... -> Result
+
+    After::
+
+        zeros [1,0,h,d] -> ReadValue [1,seq,h,d] -> Concat(1, rows) -> Assign
+                                                       |-> readers
+
+    Applies when (per cache input):
+        cache: known rank, static but for batch and sequence; a recurrent state is static altogether.
+        append: a Concat of two inputs on the sequence axis, or a ScatterUpdate of rows that end in the cache's size.
+        pair: for what is replaced whole, the output of the pair exists and has the input's type and shape.
+        update: something updates the cache and feeds a Result.
+
+    Leaves alone: other Results on the grown cache, inputs that do not look like a cache.
+    Keeps: tensor names (the ReadValue goes by the input's name), the variable id is input name + output name.
+        Inputs that no op reads any more (``inp_kv_idx``) are removed.
+    Numerics: bit-exact where the stateless graph is defined and appends at the end of the cache.
+    Source: OpenVINO's GGUF frontend (``gguf_recurrent_states`` in rt_info names recurrent pairs), measured on 2026.4.1.
+
+    Args:
+        pairs: further caches by name, input name to output name.
+        batch: batch size of the initial states; a state of an input with a static batch keeps that.
+        strict: see :class:`ReportedPass`.
+    """
+
+    looked_for: ClassVar[str] = "cache input"
+
+    def __init__(self, pairs: Mapping[str, str] | None = None, *, batch: int = 1, strict: bool = False) -> None:
+        super().__init__(strict=strict)
+        self.pairs = dict(pairs or {})
+        self.batch = batch
+
+    def plan(self, model: Model, report: PassReport) -> list[Edit]:
+        edits: list[Edit] = []
+        for found in find_pairs(model, self.pairs):
+            if isinstance(found, NoPair):
+                report.skip(found.name, found.step, found.reason)
+            else:
+                edits.append(deferred(_make_state, model, found, self.batch))
+                report.done(found.name)
+        if edits:
+            edits.append(deferred(_clean_inputs, model, report))
+        return edits
+
+
+def _clean_inputs(model: Model, report: PassReport) -> None:
+    dropped = drop_unread_parameters(model)
+    if dropped:
+        report.notes.append(f"removed unread inputs {', '.join(dropped)}")
+
+
+def _make_state(model: Model, pair: CachePair, batch: int) -> None:
+    parameter, result = pair.parameter, pair.result
+    read, variable = _read(pair, batch)
+    redirect(parameter.output(0), read.output(0))
+    written = result.input_value(0)
+    if pair.update is not None:
+        written = _append(pair, read).output(0)
+    sink = assign(written.get_node(), variable)  # takes a Node, that is output 0 ...
+    sink.set_arguments([written])  # ... which need not be the port that was meant
+    sink.set_friendly_name(f"{cache_name(parameter)}/assign")
+    model.add_variables([variable])
+    model.add_sinks([sink])
+    model.remove_result(result)
+    model.remove_parameter(parameter)
+
+
+def _read(pair: CachePair, batch: int) -> tuple[Node, Variable]:
+    parameter = pair.parameter
+    shape = parameter.get_output_partial_shape(0)
+    dims = [shape[d] for d in range(shape.rank.get_length())]
+    if dims and dims[0].is_dynamic and pair.axis != 0:
+        dims[0] = Dimension(batch)
+    element = parameter.get_element_type()
+
+    info = VariableInfo()
+    info.variable_id = cache_name(parameter) + _output_name(pair.result)
+    info.data_shape = PartialShape(dims)
+    info.data_type = element
+    variable = Variable(info)
+
+    initial = [0 if d == pair.axis else dims[d].get_length() for d in range(len(dims))]
+    zeros = zeros_constant(initial, element, f"{cache_name(parameter)}/initial")
+    read = read_value(zeros, variable)
+    return like(read, parameter), variable
+
+
+def _output_name(result: Node) -> str:
+    names = result.input_value(0).get_names() | result.output(0).get_names()
+    return str(min(names, default=None) or result.get_friendly_name())
+
+
+def _append(pair: CachePair, read: Node) -> Node:
+    update, rows = pair.update, pair.rows
+    assert update is not None
+    assert rows is not None
+    if update.get_type_name() == "Concat":
+        _revalidate_down_to(update, read)
+        return update
+    shape = read.get_output_partial_shape(0)
+    if pair.flat_rows:
+        rows = ops.reshape(
+            rows, const([1, -1, shape[2].get_length(), shape[3].get_length()]), special_zero=False
+        ).output(0)
+    concat = like(ops.concat([read.output(0), _converted(rows, read.output(0))], axis=pair.axis), update)
+    for consumer in consumers(update.output(0)):
+        rewire(consumer, concat.output(0))
+    return concat
+
+
+def _revalidate_down_to(update: Node, read: Node) -> None:
+    between = update.input_value(0).get_node()
+    if between != read:
+        between.validate_and_infer_types()
+    update.validate_and_infer_types()
+
+
+def _converted(rows: Output, like_this: Output) -> Output:
+    if rows.get_element_type() == like_this.get_element_type():
+        return rows
+    return ops.convert(rows, like_this.get_element_type().get_type_name()).output(0)

@@ -1,0 +1,147 @@
+"""Pipelines: passes in order, verified after each, with one report."""
+
+from __future__ import annotations
+
+import html
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from openvino import Model
+from rich.console import Console
+from rich.table import Table
+
+from ovpasses.errors import OvpassesError, RewriteError, one_line
+from ovpasses.importers import ImportedModel
+from ovpasses.passes import BeamReorder, KVStateSeqAxis, MakeKVStateful
+from ovpasses.passes.base import ReportedPass
+from ovpasses.passes.report import PassReport
+
+Hook = Callable[[ReportedPass, Model], None]
+
+
+@dataclass
+class PipelineReport:
+    """What every pass of a pipeline did.
+
+    Attributes:
+        name: the pipeline's name.
+        passes: one :class:`PassReport` per pass, in order.
+    """
+
+    name: str
+    passes: list[PassReport] = field(default_factory=list)
+
+    @property
+    def rewritten(self) -> int:
+        """Rewrites of all passes."""
+        return sum(report.rewritten for report in self.passes)
+
+    def __getitem__(self, name: str) -> PassReport:
+        for report in self.passes:
+            if report.name == name:
+                return report
+        raise KeyError(name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {"name": self.name, "passes": [report.to_dict() for report in self.passes]}
+
+    def table(self) -> Table:
+        """The report as a ``rich`` table."""
+        table = Table(title=f"pipeline {self.name}", title_justify="left")
+        for column in ("pass", "result", "ops", "ms"):
+            table.add_column(column, justify="right" if column in ("ops", "ms") else "left", overflow="fold")
+        for report in self.passes:
+            details = [report.summary(), *report.notes, *report.skip_lines()]
+            ops = f"{report.ops_before} -> {report.ops_after}"
+            table.add_row(report.name, "\n".join(details), ops, f"{1000 * report.seconds:.1f}")
+        return table
+
+    def __str__(self) -> str:
+        out = io.StringIO()
+        Console(file=out, width=110, color_system=None).print(self.table())
+        return out.getvalue().rstrip()
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for report in self.passes:
+            details = "<br>".join(html.escape(line) for line in [report.summary(), *report.notes, *report.skip_lines()])
+            rows.append(
+                f"<tr><td>{html.escape(report.name)}</td><td style='text-align:left'>{details}</td>"
+                f"<td>{report.ops_before} &rarr; {report.ops_after}</td><td>{1000 * report.seconds:.1f}</td></tr>"
+            )
+        head = "<tr><th>pass</th><th>result</th><th>ops</th><th>ms</th></tr>"
+        return f"<table><caption>pipeline {html.escape(self.name)}</caption>{head}{''.join(rows)}</table>"
+
+
+class Pipeline:
+    """Passes in order, each verified before the next.
+
+    Args:
+        passes: the passes; a new report starts at every run.
+        name: for the report.
+        hook: called with each pass and the model after it, for dumps, timing or pictures.
+    """
+
+    def __init__(self, passes: Sequence[ReportedPass], name: str = "custom", *, hook: Hook | None = None) -> None:
+        self.passes = list(passes)
+        self.name = name
+        self.hook = hook
+
+    @classmethod
+    def preset(cls, name: str, *, strict: bool = False) -> Pipeline:
+        """A pipeline by name.
+
+        Args:
+            name: "stateful": caches and recurrent states inside the model, laid out for attention, with the
+                ``beam_idx`` Gather that the CPU plugin fuses from.
+            strict: raise when a candidate must be skipped.
+
+        Raises:
+            RewriteError: no preset of that name.
+        """
+        try:
+            make = PRESETS[name]
+        except KeyError:
+            raise RewriteError(f"preset {name!r} is not known, wanted one of {', '.join(PRESETS)}") from None
+        return cls(make(strict), name)
+
+    def run(self, imported: ImportedModel | Model) -> PipelineReport:
+        """Rewrite a model in place.
+
+        Returns:
+            The report, one entry per pass.
+
+        Raises:
+            RewriteError: a strict pass had to skip something, or a pass left an invalid graph; names the pass
+                and those before it. ``.reports`` holds what has run.
+        """
+        model = imported.model if isinstance(imported, ImportedModel) else imported
+        report = PipelineReport(self.name)
+        for step in self.passes:
+            try:
+                step.run_on_model(model)
+            except OvpassesError as error:
+                raise RewriteError(str(error), (*report.passes, step.report)) from error
+            except Exception as error:
+                before = ", ".join(r.name for r in report.passes) or "none"
+                raise RewriteError(
+                    f"{type(step).__name__} (after {before}): left an invalid graph: {one_line(error)}",
+                    (*report.passes, step.report),
+                ) from error
+            report.passes.append(step.report)
+            if self.hook is not None:
+                self.hook(step, model)
+        return report
+
+    def __repr__(self) -> str:
+        return f"Pipeline([{', '.join(map(repr, self.passes))}], name={self.name!r})"
+
+
+def _stateful(strict: bool) -> list[ReportedPass]:
+    return [MakeKVStateful(strict=strict), KVStateSeqAxis(strict=strict), BeamReorder(strict=strict)]
+
+
+PRESETS: dict[str, Callable[[bool], list[ReportedPass]]] = {"stateful": _stateful}

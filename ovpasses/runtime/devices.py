@@ -1,0 +1,126 @@
+"""Which device, with which configuration: from arguments, else from the environment people already set."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from openvino import CompiledModel, Core, Model
+
+from ovpasses.errors import DeviceError, one_line
+from ovpasses.importers import ImportedModel
+from ovpasses.importers.internal_ops import placeholders
+
+DEVICE_VARIABLE = "GGML_OPENVINO_DEVICE"
+CACHE_DIR_VARIABLE = "GGML_OPENVINO_CACHE_DIR"
+NPU_CONFIG_VARIABLE = "GGML_OPENVINO_NPU_COMPILE_CONFIG"
+NPU_CONFIG_PROPERTY = "NPU_COMPILATION_MODE_PARAMS"
+
+# What llama.cpp's OpenVINO backend compiles with for an NPU (ggml/src/ggml-openvino).
+NPU_DEFAULTS = {
+    "NPU_USE_NPUW": "YES",
+    "NPUW_DEVICES": "NPU",
+    "NPUW_FOLD": "YES",
+    "NPUW_WEIGHTS_BANK": "shared",
+    "NPUW_FUNCALL_FOR_ALL": "YES",
+    "NPUW_FUNCALL_ASYNC": "YES",
+    "NPUW_DQ": "YES",
+    "NPUW_DQ_FULL": "NO",
+    "NPU_COMPILER_DYNAMIC_QUANTIZATION": "YES",
+}
+
+
+def is_npu(device: str) -> bool:
+    """Whether a device name is an NPU's (``NPU``, ``NPU.0``)."""
+    return device.split(".")[0] == "NPU"
+
+
+def device_name(device: str | None, environ: Mapping[str, str] = os.environ) -> str:
+    """The device asked for: the argument, else ``GGML_OPENVINO_DEVICE``, else ``CPU``."""
+    return device or environ.get(DEVICE_VARIABLE, "").strip() or "CPU"
+
+
+def device_config(device: str, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """The configuration that a device gets from the environment; computes it and touches nothing.
+
+    Args:
+        device: OpenVINO device name.
+        environ: where the variables are looked up.
+
+    Returns:
+        Property names to values. For an NPU: what llama.cpp's backend sets, its cache directory as
+        ``NPUW_CACHE_DIR``, and ``NPU_COMPILATION_MODE_PARAMS`` from ``GGML_OPENVINO_NPU_COMPILE_CONFIG``, else
+        from the variable of the property's own name, unchanged; empty means unset. For others: ``CACHE_DIR``.
+    """
+    config: dict[str, Any] = {}
+    cache_dir = environ.get(CACHE_DIR_VARIABLE, "")
+    if is_npu(device):
+        config.update(NPU_DEFAULTS)
+        parameters = environ.get(NPU_CONFIG_VARIABLE) or environ.get(NPU_CONFIG_PROPERTY)
+        if parameters:
+            config[NPU_CONFIG_PROPERTY] = parameters
+        if cache_dir:
+            config["NPUW_CACHE_DIR"] = cache_dir
+    elif cache_dir:
+        config["CACHE_DIR"] = cache_dir
+    return config
+
+
+def compile_model(
+    imported: ImportedModel | Model,
+    device: str | None = None,
+    config: Mapping[str, Any] | None = None,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    core: Core | None = None,
+) -> CompiledModel:
+    """Compile a model for a device.
+
+    Args:
+        imported: the model.
+        device: CPU, GPU, GPU.1, NPU, ...; else ``GGML_OPENVINO_DEVICE``, else CPU.
+        config: OpenVINO properties; they win over those from the environment.
+        environ: where the variables are looked up.
+        core: the Core to use; a new one unless given.
+
+    Returns:
+        The compiled model.
+
+    Raises:
+        DeviceError: the device is not there, the model holds an op that cannot be computed or dynamic shapes
+            that an NPU does not take, or the plugin refuses it.
+    """
+    model = imported.model if isinstance(imported, ImportedModel) else imported
+    core = core or Core()
+    name = device_name(device, environ)
+    _refuse_placeholders(model)
+    if is_npu(name):
+        _refuse_dynamic(model)
+    available = list(core.available_devices)
+    if name not in available and name.split(".")[0] not in ("AUTO", "HETERO", "MULTI", "BATCH"):
+        if not any(a.split(".")[0] == name for a in available):  # "GPU" stands for GPU.0
+            raise DeviceError(f"device {name} is not there, found {', '.join(available) or 'none'}; choose one of them")
+    properties = {**device_config(name, environ), **(config or {})}
+    try:
+        return core.compile_model(model, name, properties)
+    except Exception as error:
+        raise DeviceError(f"device {name} cannot compile the model: {one_line(error)}") from error
+
+
+def _refuse_placeholders(model: Model) -> None:
+    held = placeholders(model)
+    if held:
+        more = f" and {len(held) - 1} more" if len(held) > 1 else ""
+        raise DeviceError(
+            f"{held[0].get_friendly_name()}{more}: the internal op {held[0].get_type_name()} of this IR cannot be "
+            "computed; it must be lowered to public ops before compiling"
+        )
+
+
+def _refuse_dynamic(model: Model) -> None:
+    for port in model.inputs:
+        if port.get_partial_shape().is_dynamic:
+            raise DeviceError(
+                f"input {port.get_any_name()} {port.get_partial_shape()} is dynamic; an NPU takes static shapes only"
+            )

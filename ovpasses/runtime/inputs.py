@@ -1,0 +1,83 @@
+"""The inputs of ggml-exported graphs, made from tokens and positions: one function per input name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+MROPE_PLANES = 4
+
+
+@dataclass(frozen=True)
+class Step:
+    """One inference: ``tokens`` at positions ``start ..``, over a past of ``start`` tokens.
+
+    Attributes:
+        tokens: token ids, int64 ``[T]``.
+        start: position of the first of them, in tokens.
+        rows: which of the T tokens get logits, int64 ``[R]``.
+        planes: position planes of the model.
+        window: sliding window in tokens, for the inputs that need it.
+    """
+
+    tokens: np.ndarray
+    start: int
+    rows: np.ndarray
+    planes: int = 1
+    window: int | None = None
+
+    @property
+    def count(self) -> int:
+        return int(self.tokens.size)
+
+    @property
+    def positions(self) -> np.ndarray:
+        return np.arange(self.start, self.start + self.count, dtype=np.int64)
+
+
+def causal_mask(step: Step, window: int | None = None) -> np.ndarray:
+    """Additive mask f32 ``[T, start + T]``: 0 where a token may look, -inf elsewhere.
+
+    A token at position p sees positions q <= p; with a window also p - q < window (llama.cpp's standard
+    sliding window, ``LLAMA_SWA_TYPE_STANDARD``).
+    """
+    query = step.positions[:, None]
+    key = np.arange(step.start + step.count)[None, :]
+    seen = key <= query
+    if window is not None:
+        seen &= query - key < window
+    return np.where(seen, np.float32(0), np.float32(-np.inf))
+
+
+def positions(step: Step) -> np.ndarray:
+    """``[planes * T]``, plane by plane. For text under M-RoPE: t, h, w hold the position, the fourth 0."""
+    if step.planes == 1:
+        return step.positions
+    spatial = [step.positions] * (step.planes - 1)
+    return np.concatenate([*spatial, np.zeros_like(step.positions)])
+
+
+def _full_mask(step: Step) -> np.ndarray:
+    return causal_mask(step)
+
+
+def _sliding_mask(step: Step) -> np.ndarray:
+    return causal_mask(step, step.window)
+
+
+# Every input a session can make, by tensor name; the session gives it the port's rank and element type.
+MAKERS: dict[str, Callable[[Step], np.ndarray]] = {
+    "inp_tokens": lambda step: step.tokens,
+    "input_ids": lambda step: step.tokens,
+    "inp_pos": positions,
+    "position_ids": positions,
+    "inp_out_ids": lambda step: step.rows,
+    "out_ids": lambda step: step.rows,
+    "self_kq_mask": _full_mask,
+    "self_kq_mask_swa": _sliding_mask,
+    "attention_mask": lambda step: np.ones(step.start + step.count, dtype=np.int64),
+    "token_len_per_seq": lambda step: np.array([step.count]),
+    "beam_idx": lambda step: np.array([0]),
+}
