@@ -97,15 +97,19 @@ def compile_model(
     _refuse_placeholders(model)
     if is_npu(name):
         _refuse_dynamic(model)
-    available = list(core.available_devices)
-    if name not in available and name.split(".")[0] not in ("AUTO", "HETERO", "MULTI", "BATCH"):
-        if not any(a.split(".")[0] == name for a in available):  # "GPU" stands for GPU.0
-            raise DeviceError(f"device {name} is not there, found {', '.join(available) or 'none'}; choose one of them")
-    properties = {**device_config(name, environ), **(config or {})}
+    _refuse_absent(name, core)
+    properties = {**_declared_precision(model, name), **device_config(name, environ), **(config or {})}
     try:
         return core.compile_model(model, name, properties)
     except Exception as error:
         raise DeviceError(f"device {name} cannot compile the model: {one_line(error)}") from error
+
+
+def _declared_precision(model: Model, device: str) -> dict[str, Any]:
+    """Keep KV states on a CPU in the type that the graph declares; the plugin would make them u8 on its own."""
+    dynamic = [v.info for v in model.get_variables() if v.info.data_shape.is_dynamic]
+    types = {info.data_type.get_type_name() for info in dynamic}
+    return {"KV_CACHE_PRECISION": types.pop()} if device == "CPU" and types in ({"f16"}, {"f32"}, {"bf16"}) else {}
 
 
 def _refuse_placeholders(model: Model) -> None:
@@ -124,3 +128,10 @@ def _refuse_dynamic(model: Model) -> None:
             raise DeviceError(
                 f"input {port.get_any_name()} {port.get_partial_shape()} is dynamic; an NPU takes static shapes only"
             )
+
+
+def _refuse_absent(name: str, core: Core) -> None:
+    available = list(core.available_devices)
+    known = {*available, *(a.split(".")[0] for a in available), "AUTO", "HETERO", "MULTI", "BATCH"}  # GPU is GPU.0
+    if name not in known and name.split(":")[0] not in known:
+        raise DeviceError(f"device {name} is not there, found {', '.join(available) or 'none'}; choose one of them")
