@@ -12,6 +12,7 @@ from openvino import Model
 from rich.console import Console
 from rich.table import Table
 
+from ovpasses import passes
 from ovpasses.errors import OvpassesError, RewriteError, one_line
 from ovpasses.importers import ImportedModel
 from ovpasses.passes import BeamReorder, KVStateSeqAxis, MakeKVStateful
@@ -140,8 +141,27 @@ class Pipeline:
         return f"Pipeline([{', '.join(map(repr, self.passes))}], name={self.name!r})"
 
 
+def pass_by_name(name: str) -> type[ReportedPass]:
+    """A pass by class name or command-line name (``KVStateSeqAxis``, ``kv-state-seq-axis``).
+
+    Raises:
+        RewriteError: no pass of that name.
+    """
+    for known, kind in PASSES.items():
+        if name in (known, kind.cli_name()):
+            return kind
+    raise RewriteError(f"pass {name!r} is not known, wanted one of {', '.join(PASSES)}")
+
+
 def _stateful(strict: bool) -> list[ReportedPass]:
     return [MakeKVStateful(strict=strict), KVStateSeqAxis(strict=strict), BeamReorder(strict=strict)]
 
+
+def _all_passes() -> dict[str, type[ReportedPass]]:
+    found = {name: getattr(passes, name) for name in passes.__all__}
+    return {name: kind for name, kind in found.items() if isinstance(kind, type) and issubclass(kind, ReportedPass)}
+
+
+PASSES: dict[str, type[ReportedPass]] = _all_passes()
 
 PRESETS: dict[str, Callable[[bool], list[ReportedPass]]] = {"stateful": _stateful}

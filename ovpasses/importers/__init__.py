@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from openvino import Model
 
 from ovpasses.errors import ModelReadError
-from ovpasses.importers.graph_info import GraphInfo, LayerInfo, info_from_graph
+from ovpasses.importers.graph_info import GraphInfo, LayerInfo, info_from_graph, info_from_rt_info, merged
+from ovpasses.importers.input_roles import input_roles
+from ovpasses.importers.sliding_mask import separate_sliding_masks
 
 __all__ = ["GraphInfo", "ImportedModel", "LayerInfo", "read_model"]
 
@@ -36,7 +38,9 @@ def read_model(source: str | os.PathLike[str] | Model, *, info: GraphInfo | None
 
     Args:
         source: path of a ``.gguf``, ``.xml`` or ``.onnx``, or an ``ov.Model`` (used as it is, not copied).
-        info: what the caller knows of the model; it wins over what file and graph say.
+        info: what the caller knows of the model; it wins over what file and graph say. The roles of the inputs are
+            always the graph's own. When it gives sliding windows and an IR has one mask input for sliding and full
+            layers alike, as llama.cpp's dumps have, the sliding ones get a mask input of their own, ``<name>_swa``.
 
     Returns:
         The model with its :class:`GraphInfo`.
@@ -45,7 +49,7 @@ def read_model(source: str | os.PathLike[str] | Model, *, info: GraphInfo | None
         ModelReadError: the file is missing, damaged, of no known format, or holds what cannot be read.
     """
     if isinstance(source, Model):
-        return ImportedModel(source, info or info_from_graph(source))
+        return ImportedModel(source, info or _info(source))
     path = Path(source)
     if not path.is_file():
         kind = "a folder" if path.is_dir() else "not there"
@@ -60,10 +64,19 @@ def read_model(source: str | os.PathLike[str] | Model, *, info: GraphInfo | None
         from ovpasses.importers.ir import read_ir
 
         model = read_ir(path)
+        if info is not None:
+            separate_sliding_masks(model, info)
     elif suffix == ".onnx":
         from ovpasses.importers.onnx import read_onnx
 
         model = read_onnx(path)
     else:
         raise ModelReadError(f"{path}: suffix {suffix or '(none)'} is not known, wanted {', '.join(SUFFIXES)}")
-    return ImportedModel(model, info or info_from_graph(model), path)
+    return ImportedModel(model, replace(info, roles=input_roles(model)) if info else _info(model), path)
+
+
+def _info(model: Model) -> GraphInfo:
+    kept = info_from_rt_info(model)
+    window = kept.windows[0] if kept is not None and kept.windows else None
+    graph = info_from_graph(model, window=window)
+    return graph if kept is None else merged(graph, kept, "the IR's rt_info")

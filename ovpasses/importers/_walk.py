@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from typing import Any
 
 from openvino import Node, Output
+
+ATTENTION_OPS = ("ScaledDotProductAttention", "Softmax")
 
 # Ops that hand a mask on without mixing it with anything else.
 _MASK_VIEWS = ("Convert", "Slice", "Reshape", "Unsqueeze", "Squeeze", "Gather", "Broadcast", "Multiply", "StridedSlice")
@@ -37,16 +40,22 @@ def first_downstream(output: Output, types: tuple[str, ...], limit: int = 64) ->
     return None
 
 
-def source_of_mask(attention: Node) -> Node | None:
-    """The Parameter that masks an attention op: SDPA's input 3, or what is added before a Softmax."""
+def mask_input(attention: Node) -> Any | None:
+    """The Input by which a mask reaches an attention op: SDPA's input 3, or what is added before a Softmax."""
     if attention.get_type_name() == "ScaledDotProductAttention":
-        return _view_of_parameter(attention.input_value(3)) if attention.get_input_size() > 3 else None
+        return attention.input(3) if attention.get_input_size() > 3 else None
     added = attention.input_value(0).get_node()
     while added.get_type_name() in ("Convert", "Concat", "Reshape"):
         added = added.input_value(0).get_node()
     if added.get_type_name() != "Add":
         return None
-    return next((p for p in map(_view_of_parameter, added.input_values()) if p is not None), None)
+    return next((i for i in added.inputs() if _view_of_parameter(i.get_source_output()) is not None), None)
+
+
+def source_of_mask(attention: Node) -> Node | None:
+    """The Parameter that masks an attention op."""
+    masked = mask_input(attention)
+    return None if masked is None else _view_of_parameter(masked.get_source_output())
 
 
 def _view_of_parameter(output: Output) -> Node | None:

@@ -12,6 +12,7 @@ from openvino import Model
 from openvino.frontend import FrontEndManager
 
 from ovpasses.errors import ModelReadError, one_line
+from ovpasses.importers._gguf_repairs import repair_single_head_rope
 from ovpasses.importers.graph_info import ATTENTION, GraphInfo, LayerInfo, info_from_graph, merged
 
 log = logging.getLogger(__name__)
@@ -81,6 +82,7 @@ def read_gguf(path: Path) -> tuple[Model, GraphInfo]:
         raise ModelReadError(
             f"{path}: OpenVINO's GGUF frontend cannot import architecture {architecture!r}: {one_line(error)}"
         ) from error
+    repair_single_head_rope(model)
     info = merged(
         info_from_graph(model, window=_window(model, metadata, architecture)),
         info_from_metadata(metadata),

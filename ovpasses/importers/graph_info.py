@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+import json
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from openvino import Model, Node, Output, PartialShape
 
 from ovpasses.ggml_names import CACHE_NAME, PAST_NAME
-from ovpasses.importers._walk import consumer_nodes, first_downstream, source_of_mask
+from ovpasses.importers._walk import ATTENTION_OPS, consumer_nodes, first_downstream, source_of_mask
+from ovpasses.importers.input_roles import input_roles
+
+# Where a saved IR keeps the info in its rt_info, as JSON.
+INFO_KEY = ("ovpasses", "info")
 
 ATTENTION, RECURRENT = "attention", "recurrent"
 
@@ -44,6 +49,8 @@ class GraphInfo:
         n_vocab: number of token ids the model takes and scores; None when not known.
         context_length: number of positions the model was made for, in tokens; None when not known.
         contradictions: where two sources disagree, one line each with both values; the graph's is used.
+        roles: what the graph's inputs are for, input name to role (see ``input_roles``); of the graph, not the model,
+            so two infos are equal whatever their roles.
     """
 
     architecture: str = ""
@@ -52,10 +59,23 @@ class GraphInfo:
     n_vocab: int | None = None
     context_length: int | None = None
     contradictions: tuple[str, ...] = field(default=())
+    roles: dict[str, str] = field(default_factory=dict, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return {**asdict(self), "layers": [asdict(layer) for layer in self.layers]}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> GraphInfo:
+        """The inverse of :meth:`to_dict`; keys that are not known are left out."""
+        known = {f.name for f in fields(cls)} & data.keys()
+        layer_fields = {f.name for f in fields(LayerInfo)}
+        layers = tuple(LayerInfo(**{k: v for k, v in la.items() if k in layer_fields}) for la in data.get("layers", ()))
+        values: dict[str, Any] = {
+            name: tuple(data[name]) if isinstance(data[name], list) else data[name] for name in known
+        }
+        values["layers"] = layers
+        return cls(**values)
 
     @property
     def windows(self) -> list[int]:
@@ -83,7 +103,22 @@ def info_from_graph(model: Model, *, window: int | None = None) -> GraphInfo:
         by_layer.setdefault(cache.layer, {})[cache.kind] = cache
     sliding = _sliding_attention(model)
     layers = [_layer(index, caches, sliding, window) for index, caches in sorted(by_layer.items())]
-    return GraphInfo(layers=tuple(layers), position_planes=_position_planes(model), n_vocab=_n_vocab(model))
+    return GraphInfo(
+        layers=tuple(layers),
+        position_planes=_position_planes(model),
+        n_vocab=_n_vocab(model),
+        roles=input_roles(model),
+    )
+
+
+def attention_layers(model: Model) -> dict[int, Node]:
+    """The attention op (SDPA or Softmax) that each layer's cache of keys leads to, by layer number."""
+    found = {}
+    for cache in _caches(model):
+        attention = first_downstream(cache.output, ATTENTION_OPS) if cache.kind == "key" else None
+        if attention is not None:
+            found[cache.layer] = attention
+    return found
 
 
 def _caches(model: Model) -> list[_Cache]:
@@ -112,7 +147,7 @@ def _layer(index: int, caches: dict[str, _Cache], sliding: set[Node], window: in
     key = caches["key"]
     value = caches.get("value", key)
     axis = _heads_axis(key.shape)
-    attention = first_downstream(key.output, ("ScaledDotProductAttention", "Softmax"))
+    attention = first_downstream(key.output, ATTENTION_OPS)
     return LayerInfo(
         index,
         ATTENTION,
@@ -141,7 +176,7 @@ def _sliding_attention(model: Model) -> set[Node]:
     found: set[Node] = set()
     for mask in masks:
         for op in model.get_ops():
-            if op.get_type_name() in ("ScaledDotProductAttention", "Softmax") and source_of_mask(op) == mask:
+            if op.get_type_name() in ATTENTION_OPS and source_of_mask(op) == mask:
                 found.add(op)
     return found
 
@@ -173,6 +208,17 @@ def _n_vocab(model: Model) -> int | None:
     return sizes[-1] if sizes else None
 
 
+def info_from_rt_info(model: Model) -> GraphInfo | None:
+    """The info that ovpasses wrote into an IR, None when there is none."""
+    if not model.has_rt_info(list(INFO_KEY)):
+        return None
+    value = model.get_rt_info(list(INFO_KEY))
+    try:
+        return GraphInfo.from_dict(json.loads(str(getattr(value, "value", value))))
+    except (ValueError, TypeError, AttributeError):
+        return None  # somebody else's key, or a newer layout: the graph speaks for itself
+
+
 def merged(graph: GraphInfo, other: GraphInfo, source: str) -> GraphInfo:
     """Fill what the graph does not say from another source; where both say something, the graph's value is used.
 
@@ -193,9 +239,9 @@ def merged(graph: GraphInfo, other: GraphInfo, source: str) -> GraphInfo:
     for layer in graph.layers:
         known = theirs.get(layer.index)
         if known is not None and layer.kind == known.kind:
-            fields = ("n_heads_kv", "key_size", "value_size", "window") if layer.kind == ATTENTION else ()
+            names = ("n_heads_kv", "key_size", "value_size", "window") if layer.kind == ATTENTION else ()
             merged_fields = {
-                name: pick(f"layer {layer.index} {name}", getattr(layer, name), getattr(known, name)) for name in fields
+                name: pick(f"layer {layer.index} {name}", getattr(layer, name), getattr(known, name)) for name in names
             }
             layer = replace(layer, **merged_fields)
         layers.append(layer)
@@ -203,6 +249,7 @@ def merged(graph: GraphInfo, other: GraphInfo, source: str) -> GraphInfo:
         graph,
         architecture=other.architecture or graph.architecture,
         layers=tuple(layers),
+        position_planes=max(graph.position_planes, other.position_planes),
         n_vocab=pick("n_vocab", graph.n_vocab, other.n_vocab),
         context_length=pick("context_length", graph.context_length, other.context_length),
         contradictions=tuple(notes),

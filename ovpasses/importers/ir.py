@@ -17,13 +17,20 @@ def read_ir(path: Path) -> Model:
     Raises:
         ModelReadError: no IR, no ``.bin``, or an extension op that is not known.
     """
-    needs_weights = False
+    needed = 0
+    root: ElementTree.Element | None = None
     known = {op.class_type_info.name for op in INTERNAL_OPS}
     try:
-        for _, element in ElementTree.iterparse(path):
+        for event, element in ElementTree.iterparse(path, ("start", "end")):
+            if event == "start":
+                if root is None and element.tag != "net":
+                    raise ModelReadError(f"{path}: no IR, its root element is {element.tag}, wanted net")
+                root = element if root is None else root
+                continue
+            if element.tag == "data" and element.get("offset") is not None:
+                needed = max(needed, int(element.get("offset", 0)) + int(element.get("size", 0)))
             if element.tag != "layer":
                 continue
-            needs_weights = needs_weights or element.get("type") == "Const"
             if element.get("version") == "extension" and element.get("type") not in known:
                 raise ModelReadError(
                     f"{path}: layer {element.get('name')} is of the unknown extension op {element.get('type')}; "
@@ -32,8 +39,11 @@ def read_ir(path: Path) -> Model:
     except ElementTree.ParseError as error:
         raise ModelReadError(f"{path}: no IR, the XML is damaged: {error}") from error
     weights = path.with_suffix(".bin")
-    if needs_weights and not weights.is_file():
+    if needed and not weights.is_file():
         raise ModelReadError(f"{path}: its weights are missing, wanted {weights.name} beside it")
+    if needed and weights.stat().st_size < needed:
+        found = weights.stat().st_size
+        raise ModelReadError(f"{path}: its weights {weights.name} are truncated: {found} bytes, wanted {needed}")
     core = Core()
     register(core)
     try:

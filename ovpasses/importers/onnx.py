@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from openvino import Core, Model
+from openvino import Model
+from openvino.frontend import FrontEndManager
 
 from ovpasses.errors import ModelReadError, one_line
 
@@ -16,6 +17,7 @@ def read_onnx(path: Path) -> Model:
         ModelReadError: no ONNX, a missing external file, or an op that OpenVINO does not know.
     """
     try:
-        return Core().read_model(str(path))
+        frontend = FrontEndManager().load_by_framework("onnx")  # Core would ask every frontend, and they log
+        return frontend.convert(frontend.load(str(path)))
     except Exception as error:
         raise ModelReadError(f"{path}: OpenVINO cannot read this ONNX model: {one_line(error)}") from error

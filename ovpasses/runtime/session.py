@@ -9,7 +9,7 @@ import numpy as np
 from openvino import CompiledModel, Tensor
 from openvino import Type as ElementType
 
-from ovpasses.errors import StateError
+from ovpasses.errors import DeviceError, StateError, one_line
 from ovpasses.ggml_names import CACHE_NAME, PAST_NAME
 from ovpasses.importers.graph_info import GraphInfo
 from ovpasses.runtime.inputs import MAKERS, Step
@@ -42,6 +42,7 @@ class Session:
         self._picks_rows = any(name in self._ports for name in ROW_INPUTS)
         self._request = compiled.create_infer_request()
         self._position = 0
+        self._failed = False
 
     @property
     def position(self) -> int:
@@ -52,6 +53,7 @@ class Session:
         """Forget everything: the next token is at position 0 again."""
         self._request.reset_state()
         self._position = 0
+        self._failed = False
 
     def prefill(
         self,
@@ -72,6 +74,7 @@ class Session:
         Raises:
             StateError: no tokens, an id outside the vocabulary, or more tokens than the context holds.
                 Nothing has been run then.
+            DeviceError: the device failed; the session must be reset before it goes on.
         """
         ids = self._checked(tokens)
         rows: list[np.ndarray] = []
@@ -93,6 +96,15 @@ class Session:
             StateError: as :meth:`prefill`.
         """
         return self._infer(self._checked([token]), False)
+
+    def _run(self, feed: dict[str, Tensor]) -> None:
+        if self._failed:
+            raise StateError("an earlier inference of this session failed half way, its states are not known; reset it")
+        try:
+            self._request.infer(feed)
+        except RuntimeError as error:
+            self._failed = True
+            raise DeviceError(f"inference failed at position {self._position}: {one_line(error)}") from error
 
     def _checked(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
         ids = np.asarray(tokens).reshape(-1)
@@ -119,7 +131,7 @@ class Session:
         window = self.info.windows[0] if self.info.windows else None
         step = Step(ids, self._position, rows, self.info.position_planes, window)
         feed = {name: _tensor(MAKERS[name](step), port) for name, port in self._ports.items()}
-        self._request.infer(feed)
+        self._run(feed)
         self._position += ids.size
         output = np.array(self._request.get_tensor(self._logits).data, dtype=np.float32)
         logits = output.reshape(-1, output.shape[-1])

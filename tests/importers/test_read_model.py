@@ -1,0 +1,122 @@
+"""Three formats, and what is read off them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import openvino
+import pytest
+from onnx import TensorProto, helper
+
+import ovpasses as ovp
+from models.tiny_gguf import write_llama
+from ovpasses.importers.graph_info import info_from_graph
+from ovpasses.importers.internal_ops import placeholders
+
+
+def heads(info: ovp.GraphInfo) -> list[int | None]:
+    return [layer.n_heads_kv for layer in info.layers]
+
+
+def test_gguf_with_mixed_heads_and_windows(recorded: Path) -> None:
+    info = ovp.read_model(recorded / "gguf/tiny-gemma4-mixed.gguf").info
+    assert info.architecture == "gemma4"
+    assert heads(info) == [4, 4, 4, 4, 4, 1]
+    assert [layer.key_size for layer in info.layers] == [16, 16, 16, 16, 16, 32]
+    assert [layer.value_size for layer in info.layers] == [16, 16, 16, 16, 16, 32]
+    assert [layer.window for layer in info.layers] == [64, 64, 64, 64, 64, None]
+    assert (info.position_planes, info.n_vocab, info.context_length) == (1, 320, 2048)
+    assert info.contradictions == ()
+
+
+def test_gguf_with_recurrent_layers_and_mrope(recorded: Path) -> None:
+    info = ovp.read_model(recorded / "gguf/tiny-qwen35.gguf").info
+    assert [layer.kind for layer in info.layers] == ["recurrent", "recurrent", "recurrent", "attention"]
+    assert info.position_planes == 4
+    assert info.layers[3] == ovp.LayerInfo(3, "attention", 2, 16, 16, None)
+
+
+def test_gguf_with_one_window_in_two_layers(recorded: Path) -> None:
+    info = ovp.read_model(recorded / "families/gemma2-dense.gguf").info  # soft-capped: no SDPA in its graph
+    assert [layer.window for layer in info.layers] == [32, None]
+
+
+def test_real_gguf(smollm2: Path) -> None:
+    info = ovp.read_model(smollm2).info
+    assert len(info.layers) == 30
+    assert set(info.layers[7:8]) == {ovp.LayerInfo(7, "attention", 3, 64, 64, None)}
+    assert (info.n_vocab, info.context_length) == (49152, 8192)
+
+
+def test_contradicting_sources_are_reported_with_both_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ovpasses.importers import gguf as importer
+
+    path = write_llama(tmp_path / "m.gguf", heads_kv=2)
+    read = importer._read_metadata
+    monkeypatch.setattr(importer, "_read_metadata", lambda p: {**read(p), "llama.attention.head_count_kv": 8})
+    info = ovp.read_model(path).info
+    assert heads(info) == [2]
+    assert info.contradictions == ("layer 0 n_heads_kv: 2 in the graph, 8 in the GGUF metadata; the graph's is used",)
+
+
+def test_ir_alone(recorded: Path) -> None:
+    imported = ovp.read_model(recorded / "after/gemma4-mixed/stateful/model.xml")
+    assert heads(imported.info) == [4, 4, 4, 4, 4, 1]
+    assert imported.source is not None
+
+
+@pytest.mark.parametrize("age", ["before", "after"])
+def test_dump_with_an_internal_op_is_read_and_rewritten(recorded: Path, age: str) -> None:
+    imported = ovp.read_model(recorded / age / "qwen35/stateless/model.xml")
+    held = placeholders(imported.model)
+    assert [op.get_type_name() for op in held] == ["GatedDeltaNet"] * 3
+    assert str(held[0].get_output_partial_shape(1)) == str(held[0].get_input_partial_shape(3))
+    assert held[0].attributes["k_l2_norm_eps"] == pytest.approx(1e-6)
+    assert len(imported.model.clone().get_ops()) == len(imported.model.get_ops())
+
+
+def test_onnx(tmp_path: Path) -> None:
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 4]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", value[:1], value[1:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), tmp_path / "m.onnx")
+    model = ovp.read_model(tmp_path / "m.onnx").model
+    assert [str(port.get_partial_shape()) for port in model.inputs] == ["[?,4]"]
+    assert model.output(0).get_any_name() == "y"
+
+
+def test_model_in_memory_and_info_of_the_caller(recorded: Path) -> None:
+    model = openvino.Core().read_model(recorded / "after/llama-gqa/stateful/model.xml")
+    imported = ovp.read_model(model)
+    assert imported.model is model
+    assert heads(imported.info) == [3, 3, 3]
+    mine = ovp.GraphInfo(architecture="mine")
+    assert ovp.read_model(model, info=mine).info is mine
+
+
+def test_info_survives_saving(recorded: Path, tmp_path: Path) -> None:
+    from ovpasses.export import save_ir
+
+    imported = ovp.read_model(recorded / "gguf/tiny-gemma4-mixed.gguf")
+    ovp.Pipeline.preset("stateful").run(imported)
+    save_ir(imported, tmp_path / "m.xml")
+    again = ovp.read_model(tmp_path / "m.xml")
+    assert again.info == imported.info
+    assert info_from_graph(again.model).layers[0].window is None  # the graph alone does not say it
+
+
+def test_metadata_reader_agrees_with_the_package(smollm2: Path) -> None:
+    import gguf
+
+    from ovpasses.importers.gguf import _read_metadata
+
+    found = _read_metadata(smollm2)
+    for name, entry in gguf.GGUFReader(smollm2).fields.items():
+        wanted = entry.contents()
+        if isinstance(wanted, list) and wanted and isinstance(wanted[0], str):
+            assert found[f"{name}.count"] == len(wanted)
+        elif isinstance(wanted, list):
+            assert np.array_equal(found[name], wanted)
+        else:
+            assert found[name] == wanted
