@@ -18,7 +18,7 @@ def test_report_of_the_preset(recorded: Path) -> None:
     report = ovp.Pipeline.preset("stateful").run(imported)
     axis = report["KVStateSeqAxis"]
     assert (axis.candidates, axis.rewritten, len(axis.skipped)) == (8, 2, 6)
-    assert axis.ops_before == report["MakeKVStateful"].ops_after != report["MakeKVStateful"].ops_before
+    assert axis.ops_before == report["MakeKVStateful"].ops_after > 700
     assert axis.seconds > 0
     text = str(report)
     assert "2 of 8 rewritten" in text
