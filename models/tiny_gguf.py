@@ -34,7 +34,8 @@ def write_llama(
     width, inner = heads * size, 2 * heads * size
 
     def weights(*shape: int) -> np.ndarray:
-        return (random.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
+        values: np.ndarray = random.standard_normal(shape) / np.sqrt(shape[-1])
+        return values.astype(np.float32)
 
     writer = gguf.GGUFWriter(str(path), architecture)
     writer.add_context_length(context)

@@ -2,19 +2,33 @@
 
 from ovpasses.errors import DeviceError, ModelReadError, OvpassesError, RewriteError, StateError
 from ovpasses.importers import GraphInfo, ImportedModel, LayerInfo, read_model
-from ovpasses.passes import BeamReorder, KVStateSeqAxis, MakeKVStateful, PassReport, Skip
+from ovpasses.passes import (
+    BeamReorder,
+    ChunkValidLen,
+    KVHeadSplit,
+    KVStateSeqAxis,
+    LowerGatedDeltaNet,
+    MakeKVStateful,
+    PassReport,
+    Skip,
+    StaticTokens,
+)
 from ovpasses.pipeline import Pipeline, PipelineReport
-from ovpasses.runtime import Session, compile_model, device_config
+from ovpasses.runtime import ChunkedSession, Session, compile_model, device_config
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BeamReorder",
+    "ChunkValidLen",
+    "ChunkedSession",
     "DeviceError",
     "GraphInfo",
     "ImportedModel",
+    "KVHeadSplit",
     "KVStateSeqAxis",
     "LayerInfo",
+    "LowerGatedDeltaNet",
     "MakeKVStateful",
     "ModelReadError",
     "OvpassesError",
@@ -25,6 +39,7 @@ __all__ = [
     "Session",
     "Skip",
     "StateError",
+    "StaticTokens",
     "compile_model",
     "device_config",
     "read_model",

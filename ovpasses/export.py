@@ -35,7 +35,7 @@ def save_ir(imported: ImportedModel, path: Path) -> None:
         kinds = ", ".join(sorted({op.get_type_name() for op in held}))
         raise RewriteError(
             f"{held[0].get_friendly_name()}: OpenVINO cannot read back the internal op {kinds} ({len(held)} of them); "
-            "lower it first"
+            "lower it first, with LowerGatedDeltaNet or a portable preset"
         )
     imported.model.set_rt_info(json.dumps(imported.info.to_dict()), list(INFO_KEY))
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}.") as folder:

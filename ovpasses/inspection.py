@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
+from ovpasses.errors import RewriteError
 from ovpasses.importers import ImportedModel
 from ovpasses.passes._states import find_append, states
 from ovpasses.pipeline import PASSES, PipelineReport
@@ -52,7 +55,7 @@ class Inspection:
             table = Table("state", "type", "shape", "sequence axis")
             for state in self.states:
                 axis = "none (recurrent)" if state["sequence_axis"] is None else str(state["sequence_axis"])
-                table.add_row(state["name"], state["type"], state["shape"], axis)
+                table.add_row(Text(state["name"]), state["type"], state["shape"], axis)
             tables.append(table)
         if info.layers:
             table = Table("layer", "kind", "kv heads", "key size", "value size", "window")
@@ -63,7 +66,7 @@ class Inspection:
         if info.contradictions:
             table = Table("sources that contradict each other")
             for line in info.contradictions:
-                table.add_row(line)
+                table.add_row(Text(line))
             tables.append(table)
         return [*tables, self.report.table()]
 
@@ -74,7 +77,8 @@ def inspect_model(imported: ImportedModel) -> Inspection:
     report = PipelineReport("each pass alone, on the model as it is")
     for kind in PASSES.values():
         trial = kind()
-        trial.run_on_model(model.clone())
+        with suppress(RewriteError):  # what an all-or-nothing pass refuses the model for is in its report
+            trial.run_on_model(model.clone())
         report.passes.append(trial.report)
     return Inspection(
         imported,
@@ -110,5 +114,5 @@ def _state(state: Any) -> dict[str, Any]:
 def _ports(title: str, kind: str, ports: list[dict[str, Any]]) -> Table:
     table = Table(kind, "type", "shape", title=title or None, title_justify="left")
     for port in ports:
-        table.add_row(port["name"], port["type"], port["shape"])
+        table.add_row(Text(port["name"]), port["type"], port["shape"])
     return table

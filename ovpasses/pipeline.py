@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import inspect
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,11 +12,20 @@ from typing import Any
 from openvino import Model
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from ovpasses import passes
 from ovpasses.errors import OvpassesError, RewriteError, one_line
 from ovpasses.importers import ImportedModel
-from ovpasses.passes import BeamReorder, KVStateSeqAxis, MakeKVStateful
+from ovpasses.passes import (
+    BeamReorder,
+    ChunkValidLen,
+    KVHeadSplit,
+    KVStateSeqAxis,
+    LowerGatedDeltaNet,
+    MakeKVStateful,
+    StaticTokens,
+)
 from ovpasses.passes.base import ReportedPass
 from ovpasses.passes.report import PassReport
 
@@ -57,7 +67,7 @@ class PipelineReport:
         for report in self.passes:
             details = [report.summary(), *report.notes, *report.skip_lines()]
             ops = f"{report.ops_before} -> {report.ops_after}"
-            table.add_row(report.name, "\n".join(details), ops, f"{1000 * report.seconds:.1f}")
+            table.add_row(report.name, Text("\n".join(details)), ops, f"{1000 * report.seconds:.1f}")
         return table
 
     def __str__(self) -> str:
@@ -92,22 +102,36 @@ class Pipeline:
         self.hook = hook
 
     @classmethod
-    def preset(cls, name: str, *, strict: bool = False) -> Pipeline:
+    def preset(cls, name: str, *, strict: bool = False, portable: bool = False, **options: Any) -> Pipeline:
         """A pipeline by name.
 
         Args:
             name: "stateful": caches and recurrent states inside the model, laid out for attention, with the
                 ``beam_idx`` Gather that the CPU plugin fuses from.
+                "static-prefill": every shape fixed for ``chunk`` tokens (256) and caches of ``context`` cells (see
+                :class:`~ovpasses.StaticTokens`), which stay inputs and outputs; padding leaves recurrent states
+                alone. ``rows`` tokens (1) of a chunk get logits.
+                "static-decode": the same for one token; option ``context``.
             strict: raise when a candidate must be skipped.
+            portable: lower OpenVINO's internal ops too that this process could run as they are, so that the
+                model can be saved and opened elsewhere. The stand-ins of an IR that was read are lowered in any case.
+                The static presets lower all unless ``internal_ops=True``.
+            options: those of the preset.
 
         Raises:
-            RewriteError: no preset of that name.
+            RewriteError: no preset of that name, an option that it does not have, or a size that cannot be.
         """
         try:
             make = PRESETS[name]
         except KeyError:
             raise RewriteError(f"preset {name!r} is not known, wanted one of {', '.join(PRESETS)}") from None
-        return cls(make(strict), name)
+        known = [p.name for p in inspect.signature(make).parameters.values() if p.kind is p.KEYWORD_ONLY]
+        unknown = [option for option in options if option not in known]
+        if unknown:
+            raise RewriteError(
+                f"preset {name} has no option {unknown[0]!r}, known are {', '.join(['strict', 'portable', *known])}"
+            )
+        return cls(make(strict, portable, **options), name)
 
     def run(self, imported: ImportedModel | Model) -> PipelineReport:
         """Rewrite a model in place.
@@ -153,8 +177,40 @@ def pass_by_name(name: str) -> type[ReportedPass]:
     raise RewriteError(f"pass {name!r} is not known, wanted one of {', '.join(PASSES)}")
 
 
-def _stateful(strict: bool) -> list[ReportedPass]:
-    return [MakeKVStateful(strict=strict), KVStateSeqAxis(strict=strict), BeamReorder(strict=strict)]
+def _stateful(strict: bool, portable: bool) -> list[ReportedPass]:
+    return [
+        KVHeadSplit(strict=strict),
+        MakeKVStateful(strict=strict),
+        KVStateSeqAxis(strict=strict),
+        BeamReorder(strict=strict),
+        LowerGatedDeltaNet(native=portable, strict=strict),
+    ]
+
+
+def _static_prefill(
+    strict: bool,
+    portable: bool,
+    *,
+    chunk: int = 256,
+    context: int | None = None,
+    rows: int = 1,
+    internal_ops: bool = False,
+) -> list[ReportedPass]:
+    return [
+        StaticTokens(tokens=chunk, context=context, rows=rows, strict=strict),
+        # A state that padding reaches makes every prompt wrong that is no multiple of the chunk.
+        ChunkValidLen(strict=True),
+        LowerGatedDeltaNet(native=portable or not internal_ops, strict=strict),
+    ]
+
+
+def _static_decode(
+    strict: bool, portable: bool, *, context: int | None = None, internal_ops: bool = False
+) -> list[ReportedPass]:
+    return [
+        StaticTokens(context=context, strict=strict),
+        LowerGatedDeltaNet(native=portable or not internal_ops, strict=strict),
+    ]
 
 
 def _all_passes() -> dict[str, type[ReportedPass]]:
@@ -164,4 +220,9 @@ def _all_passes() -> dict[str, type[ReportedPass]]:
 
 PASSES: dict[str, type[ReportedPass]] = _all_passes()
 
-PRESETS: dict[str, Callable[[bool], list[ReportedPass]]] = {"stateful": _stateful}
+# Keyword-only parameters are the options of the preset.
+PRESETS: dict[str, Callable[..., list[ReportedPass]]] = {
+    "stateful": _stateful,
+    "static-prefill": _static_prefill,
+    "static-decode": _static_decode,
+}

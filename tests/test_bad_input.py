@@ -16,6 +16,7 @@ from onnx import TensorProto, helper
 from models.tiny_gguf import write_llama
 
 RUN = ("run", "-n", "1")
+IR = "after/llama-gqa/stateful/model.xml"
 
 
 def ovpasses(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -70,6 +71,7 @@ def test_no_gguf(tmp_path: Path) -> None:
     assert "does not start with GGUF" in refused("inspect", tmp_path / "page.gguf")
 
 
+@pytest.mark.needs_2026_4
 def test_unknown_architecture(tmp_path: Path) -> None:
     write_llama(tmp_path / "odd.gguf", architecture="nosuchmodel")
     assert "architecture 'nosuchmodel'" in refused("inspect", tmp_path / "odd.gguf")
@@ -128,7 +130,7 @@ def test_damaged_onnx(tmp_path: Path) -> None:
 
 
 def test_empty_prompt(tmp_path: Path, recorded: Path, tokens: Callable[..., Path]) -> None:
-    line = refused(*RUN, recorded / "gguf/tiny-llama-gqa.gguf", "--tokens", tokens())
+    line = refused(*RUN, recorded / IR, "--tokens", tokens())
     assert "the prompt is empty" in line
 
 
@@ -138,21 +140,23 @@ def test_empty_text(smollm2: Path) -> None:
 
 @pytest.mark.parametrize("token", [320, -1, 2**40])
 def test_token_outside_the_vocabulary(recorded: Path, tokens: Callable[..., Path], token: int) -> None:
-    line = refused(*RUN, recorded / "gguf/tiny-llama-gqa.gguf", "--tokens", tokens(1, token))
+    line = refused(*RUN, recorded / IR, "--tokens", tokens(1, token))
     assert f"token id {token} is outside the vocabulary, wanted 0 to 319" in line
 
 
 def test_tokens_that_are_no_integers(recorded: Path, tokens: Callable[..., Path]) -> None:
-    line = refused(*RUN, recorded / "gguf/tiny-llama-gqa.gguf", "--tokens", tokens(1.5, dtype="float32"))
+    line = refused(*RUN, recorded / IR, "--tokens", tokens(1.5, dtype="float32"))
     assert "holds float32, wanted integers" in line
 
 
+@pytest.mark.needs_2026_4
 def test_prompt_past_the_context(tmp_path: Path, tokens: Callable[..., Path]) -> None:
     model = write_llama(tmp_path / "m.gguf", context=32)
     line = refused(*RUN, model, "--tokens", tokens(*[1] * 33))
     assert "33 tokens at position 0 go past the model's context of 32 tokens" in line
 
 
+@pytest.mark.needs_2026_4
 def test_generation_past_the_context(tmp_path: Path, tokens: Callable[..., Path]) -> None:
     model = write_llama(tmp_path / "m.gguf", context=32)
     line = refused("run", model, "--tokens", tokens(*[1] * 30), "-n", "9")
@@ -164,6 +168,7 @@ def test_text_for_a_model_without_tokenizer(recorded: Path) -> None:
     assert "only a GGUF carries a tokenizer" in line
 
 
+@pytest.mark.needs_2026_4
 def test_model_with_an_internal_op_is_refused_not_crashed(recorded: Path, tokens: Callable[..., Path]) -> None:
     dump = recorded / "after/qwen35/stateless/model.xml"
     line = refused(*RUN, dump, "--tokens", tokens(1), "--pass", "BeamReorder")
@@ -172,24 +177,24 @@ def test_model_with_an_internal_op_is_refused_not_crashed(recorded: Path, tokens
 
 
 def test_absent_device(recorded: Path, tokens: Callable[..., Path]) -> None:
-    line = refused(*RUN, recorded / "gguf/tiny-llama-gqa.gguf", "--tokens", tokens(1), "--device", "TPU")
+    line = refused(*RUN, recorded / IR, "--tokens", tokens(1), "--device", "TPU")
     assert "device TPU is not there, found CPU" in line
 
 
 def test_unknown_property(recorded: Path, tokens: Callable[..., Path]) -> None:
-    model = recorded / "gguf/tiny-llama-gqa.gguf"
+    model = recorded / IR
     assert "NO_SUCH" in refused(*RUN, model, "--tokens", tokens(1), "--config", "NO_SUCH=1")
     assert "wanted KEY=VALUE" in refused(*RUN, model, "--tokens", tokens(1), "--config", "NO_SUCH")
 
 
 def test_unknown_preset_and_pass(recorded: Path, tmp_path: Path) -> None:
-    model = recorded / "gguf/tiny-llama-gqa.gguf"
+    model = recorded / IR
     assert "preset 'fast' is not known" in refused("convert", model, "-o", tmp_path / "o.xml", "--preset", "fast")
     assert "pass 'Nope' is not known" in refused("convert", model, "-o", tmp_path / "o.xml", "--pass", "Nope")
 
 
 def test_output_that_cannot_be_written(recorded: Path, tmp_path: Path) -> None:
-    model = recorded / "gguf/tiny-llama-gqa.gguf"
+    model = recorded / IR
     assert "an IR ends in .xml" in refused("convert", model, "-o", tmp_path / "o.bin")
     assert "the folder" in refused("convert", model, "-o", tmp_path / "none" / "o.xml")
 

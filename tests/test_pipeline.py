@@ -22,8 +22,9 @@ def test_report_of_the_preset(recorded: Path) -> None:
     assert axis.seconds > 0
     text = str(report)
     assert "2 of 8 rewritten" in text
-    assert "fixed shape [1,1,128,3] and no append, not a KV cache" in text
+    assert "3x kind: conv_state_l0: fixed shape [1,1,128,3] and no append, not a KV cache" in axis.skip_lines()
     assert json.loads(json.dumps(report.to_dict()))["passes"]
+    assert "added input beam_idx (i32 [beams])" in " ".join(text.replace("│", " ").split())
     assert "<table>" in report._repr_html_()
 
 

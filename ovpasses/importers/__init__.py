@@ -39,8 +39,8 @@ def read_model(source: str | os.PathLike[str] | Model, *, info: GraphInfo | None
     Args:
         source: path of a ``.gguf``, ``.xml`` or ``.onnx``, or an ``ov.Model`` (used as it is, not copied).
         info: what the caller knows of the model; it wins over what file and graph say. The roles of the inputs are
-            always the graph's own. When it gives sliding windows and an IR has one mask input for sliding and full
-            layers alike, as llama.cpp's dumps have, the sliding ones get a mask input of their own, ``<name>_swa``.
+            always the graph's own. Sliding layers that an IR masks as it masks full ones, as llama.cpp's dumps do, get
+            a mask input of their own, ``<name>_swa``, when this says which they are.
 
     Returns:
         The model with its :class:`GraphInfo`.
@@ -49,7 +49,7 @@ def read_model(source: str | os.PathLike[str] | Model, *, info: GraphInfo | None
         ModelReadError: the file is missing, damaged, of no known format, or holds what cannot be read.
     """
     if isinstance(source, Model):
-        return ImportedModel(source, info or _info(source))
+        return ImportedModel(source, _of_graph(info, source) if info else _info(source))
     path = Path(source)
     if not path.is_file():
         kind = "a folder" if path.is_dir() else "not there"
@@ -59,7 +59,9 @@ def read_model(source: str | os.PathLike[str] | Model, *, info: GraphInfo | None
         from ovpasses.importers.gguf import read_gguf
 
         model, found = read_gguf(path)
-        return ImportedModel(model, info or found, path)
+        known = info or found
+        separate_sliding_masks(model, known)
+        return ImportedModel(model, _of_graph(known, model), path)
     if suffix == ".xml":
         from ovpasses.importers.ir import read_ir
 
@@ -72,7 +74,7 @@ def read_model(source: str | os.PathLike[str] | Model, *, info: GraphInfo | None
         model = read_onnx(path)
     else:
         raise ModelReadError(f"{path}: suffix {suffix or '(none)'} is not known, wanted {', '.join(SUFFIXES)}")
-    return ImportedModel(model, replace(info, roles=input_roles(model)) if info else _info(model), path)
+    return ImportedModel(model, _of_graph(info, model) if info else _info(model), path)
 
 
 def _info(model: Model) -> GraphInfo:
@@ -80,3 +82,10 @@ def _info(model: Model) -> GraphInfo:
     window = kept.windows[0] if kept is not None and kept.windows else None
     graph = info_from_graph(model, window=window)
     return graph if kept is None else merged(graph, kept, "the IR's rt_info")
+
+
+def _of_graph(info: GraphInfo, model: Model) -> GraphInfo:
+    """A caller's info with the roles of this graph's inputs; the same object when names tell them all."""
+    roles = input_roles(model)
+    told = all(info.roles.get(name, name) == role for name, role in roles.items())
+    return info if told else replace(info, roles=roles)

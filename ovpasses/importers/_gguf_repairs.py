@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 
 import numpy as np
-from openvino import Model, Node, PartialShape
+from openvino import Model, PartialShape
 
-from ovpasses._openvino import ops
+from ovpasses._openvino import Node, ops
 
 log = logging.getLogger(__name__)
 

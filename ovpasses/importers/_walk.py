@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from openvino import Node, Output
+from ovpasses._openvino import Node, Output
 
 ATTENTION_OPS = ("ScaledDotProductAttention", "Softmax")
 

@@ -6,9 +6,19 @@ import json
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from openvino import Model, Node, Output, PartialShape
+from openvino import Model, PartialShape
 
+from ovpasses._openvino import Node, Output
 from ovpasses.ggml_names import CACHE_NAME, PAST_NAME
+from ovpasses.importers._head_counts import (
+    HeadSplit,
+    declared_split,
+    find_growth,
+    growth_dim,
+    rows_of,
+    sequence_dim,
+    split_from_graph,
+)
 from ovpasses.importers._walk import ATTENTION_OPS, consumer_nodes, first_downstream, source_of_mask
 from ovpasses.importers.input_roles import input_roles
 
@@ -146,23 +156,28 @@ def _layer(index: int, caches: dict[str, _Cache], sliding: set[Node], window: in
         return LayerInfo(index, RECURRENT, heads, size, _static(state.shape, 3) if state else None)
     key = caches["key"]
     value = caches.get("value", key)
-    axis = _heads_axis(key.shape)
+    key_split, value_split = _split(key), _split(value)
     attention = first_downstream(key.output, ATTENTION_OPS)
     return LayerInfo(
         index,
         ATTENTION,
-        n_heads_kv=_static(key.shape, axis),
-        key_size=_static(key.shape, 3),
-        value_size=_static(value.shape, 3),
+        n_heads_kv=key_split.heads if key_split else None,
+        key_size=key_split.size if key_split else None,
+        value_size=value_split.size if value_split else None,
         window=window if attention in sliding else None,
     )
 
 
-def _heads_axis(shape: PartialShape) -> int:
-    """Dim 2 of [1, seq, heads, size], dim 1 of [1, heads, seq, size]: the sequence is the dynamic one."""
-    if shape.rank.is_static and shape.rank.get_length() == 4 and shape[2].is_dynamic and shape[1].is_static:
-        return 1
-    return 2
+def _split(cache: _Cache) -> HeadSplit | None:
+    """Heads and size of a cache: as its rows and readers say, else as its shape does."""
+    if cache.shape.rank.is_dynamic or cache.shape.rank.get_length() != 4:
+        return None
+    update = find_growth(cache.output)
+    declared = declared_split(cache.shape, sequence_dim(cache.shape, growth_dim(update) if update else None))
+    if declared is None or update is None:
+        return declared
+    found = split_from_graph(rows_of(update), update.output(0), declared.combined)
+    return found if found is not None and found.combined == declared.combined else declared
 
 
 def _static(shape: PartialShape, dim: int) -> int | None:

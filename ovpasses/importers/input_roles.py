@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
-from openvino import Model, Node, Output
+from openvino import Model
 
+from ovpasses._openvino import Node, Output
 from ovpasses.importers._walk import ATTENTION_OPS, consumer_nodes, source_of_mask
+
+# Roles that several inputs of one graph may have.
+SHARED_ROLES = ("kv_write_idx", "self_kq_mask", "self_kq_mask_swa")
 
 # Ops that hand an index or a position on in another shape or type.
 _VIEWS = ("Convert", "Reshape", "Squeeze", "Unsqueeze", "Transpose")
@@ -38,14 +43,18 @@ def input_roles(model: Model) -> dict[str, str]:
     roles = {}
     for parameter in model.get_parameters():
         output = parameter.output(0)
-        if parameter in masks and parameter.get_element_type().is_real():
+        shape = output.get_partial_shape()
+        rank = shape.rank.get_length() if shape.rank.is_static else 0
+        if parameter in masks and parameter.get_element_type().is_real() and rank > 2:
             sliding = any(name.endswith("_swa") for name in output.get_names())
             role: str | None = "self_kq_mask_swa" if sliding else "self_kq_mask"
         else:
             role = _role(output) if parameter.get_element_type().is_integral_number() else None
         if role is not None:
             roles[_name(parameter)] = role
-    return roles
+    # Positions may index a table as tokens do: where two inputs fit a role of one, their names must tell.
+    taken = Counter(roles.values())
+    return {name: role for name, role in roles.items() if taken[role] == 1 or role in SHARED_ROLES}
 
 
 def _name(parameter: Node) -> str:

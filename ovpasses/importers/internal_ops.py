@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from openvino import Core, DiscreteTypeInfo, Model, Node, Op, PartialShape
+from openvino import Core, Model, Op, PartialShape
+
+from ovpasses._openvino import DiscreteTypeInfo, Node, add_operation
 
 
 class InternalOp(Op):  # type: ignore[misc]
@@ -63,10 +65,9 @@ class GatedDeltaNet(InternalOp):
 INTERNAL_OPS: tuple[type[InternalOp], ...] = (GatedDeltaNet,)
 
 
-def register(core: Core) -> None:
-    """Teach a Core to read every internal op known here."""
-    for op in INTERNAL_OPS:
-        core.add_extension(op)
+def register(core: Core) -> bool:
+    """Teach a Core to read every internal op known here; False when this OpenVINO takes no ops written in Python."""
+    return all(add_operation(core, op) for op in INTERNAL_OPS)
 
 
 def placeholders(model: Model) -> list[Node]:

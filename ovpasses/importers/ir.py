@@ -7,6 +7,7 @@ from pathlib import Path
 
 from openvino import Core, Model
 
+from ovpasses._openvino import RELEASE, upgrade
 from ovpasses.errors import ModelReadError, one_line
 from ovpasses.importers.internal_ops import INTERNAL_OPS, register
 
@@ -18,6 +19,7 @@ def read_ir(path: Path) -> Model:
         ModelReadError: no IR, no ``.bin``, or an extension op that is not known.
     """
     needed = 0
+    internal = ""
     root: ElementTree.Element | None = None
     known = {op.class_type_info.name for op in INTERNAL_OPS}
     try:
@@ -36,6 +38,8 @@ def read_ir(path: Path) -> Model:
                     f"{path}: layer {element.get('name')} is of the unknown extension op {element.get('type')}; "
                     f"known are {', '.join(sorted(known))}"
                 )
+            if element.get("version") == "extension" and not internal:
+                internal = f"layer {element.get('name')} is the internal op {element.get('type')}"
     except ElementTree.ParseError as error:
         raise ModelReadError(f"{path}: no IR, the XML is damaged: {error}") from error
     weights = path.with_suffix(".bin")
@@ -45,8 +49,11 @@ def read_ir(path: Path) -> Model:
         found = weights.stat().st_size
         raise ModelReadError(f"{path}: its weights {weights.name} are truncated: {found} bytes, wanted {needed}")
     core = Core()
-    register(core)
+    if not register(core) and internal:
+        raise ModelReadError(f"{path}: {internal}, which OpenVINO {RELEASE} cannot be taught; {upgrade()}")
     try:
         return core.read_model(str(path))
     except Exception as error:
-        raise ModelReadError(f"{path}: OpenVINO cannot read this IR: {one_line(error)}") from error
+        why = one_line(error)
+        hint = f" (this is OpenVINO {RELEASE}); {upgrade()}" if "unsupported opset" in why else ""
+        raise ModelReadError(f"{path}: OpenVINO cannot read this IR: {why}{hint}") from error

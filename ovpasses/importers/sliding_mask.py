@@ -1,17 +1,20 @@
 """A mask input of their own for the sliding layers of a graph whose exporter gave all layers the same one.
 
 llama.cpp calls both masks of a model with sliding and full layers ``attn_inp_kq_mask``; its OpenVINO backend keeps
-inputs by name, so a dump has one input for both. It is right as long as nothing has left the window.
+inputs by name, so a dump has one input for both. OpenVINO's GGUF frontend declares ``self_kq_mask_swa`` for gemma2 and
+gemma3 and then masks every layer with ``self_kq_mask`` (2026.4.1). Both are right until a token has left the window.
+
+Which layers slide, and how far, such a graph does not say: the sizes of the caches are those of the window padded by
+ggml, and the same for all layers in a small context. It comes from the model's GGUF, or from the caller.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from openvino import Model, Node, Output
-from openvino.op import Parameter
-from openvino.utils.node_factory import NodeFactory
+from openvino import Model
 
+from ovpasses._openvino import Node, NodeFactory, Output, Parameter
 from ovpasses.importers._walk import mask_input, source_of_mask
 from ovpasses.importers.graph_info import GraphInfo, attention_layers
 
@@ -19,7 +22,7 @@ SLIDING_SUFFIX = "_swa"
 
 
 def separate_sliding_masks(model: Model, info: GraphInfo) -> list[str]:
-    """Feed the layers that ``info`` gives a window from ``<mask>_swa``, where they share the mask of others or its name.
+    """Feed the layers that ``info`` gives a window from ``<mask>_swa``, unless their mask is called so already.
 
     Args:
         model: the graph; edited in place. The new input has the type and shape of the one it is split from, which
@@ -27,7 +30,7 @@ def separate_sliding_masks(model: Model, info: GraphInfo) -> list[str]:
         info: what the caller knows of the model's layers.
 
     Returns:
-        Names of the inputs that were added.
+        Names of the inputs that the sliding layers read from now on.
     """
     windows = {layer.index for layer in info.layers if layer.window is not None}
     by_mask: dict[Node, list[Any]] = {}
@@ -37,20 +40,29 @@ def separate_sliding_masks(model: Model, info: GraphInfo) -> list[str]:
             by_mask.setdefault(mask, []).append(masked)
     added = []
     for mask, readers in by_mask.items():
-        sliding = Parameter(mask.get_element_type(), mask.get_output_partial_shape(0))
         name = _mask_name(mask) + SLIDING_SUFFIX
-        sliding.set_friendly_name(name)
-        sliding.output(0).get_tensor().set_names({name})
+        sliding = _input_like(mask, name, model)
         rebuilt: dict[Node, Output] = {mask: sliding.output(0)}
         for reader in readers:
             reader.replace_source_output(_same_view(reader.get_source_output().get_node(), rebuilt))
-        model.add_parameters([sliding])
         live = set(model.get_ordered_ops())
         if not any(i.get_node() in live for i in mask.output(0).get_target_inputs()):
             model.remove_parameter(mask)
         added.append(name)
     if added:
         model.validate_nodes_and_infer_types()
+    return added
+
+
+def _input_like(mask: Node, name: str, model: Model) -> Node:
+    """The input of that name, added when there is none of the mask's type."""
+    for existing in model.get_parameters():
+        if name in existing.output(0).get_names() and existing.get_element_type() == mask.get_element_type():
+            return existing
+    added = Parameter(mask.get_element_type(), mask.get_output_partial_shape(0))
+    added.set_friendly_name(name)
+    added.output(0).get_tensor().set_names({name})
+    model.add_parameters([added])
     return added
 
 

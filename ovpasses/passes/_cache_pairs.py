@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from openvino import Model, Node, Output
+from openvino import Model
 
+from ovpasses._openvino import Node, Output
 from ovpasses.ggml_names import CACHE_NAME, PAST_NAME
 from ovpasses.passes._edit import Input, const_value, consumers, describe
 
@@ -74,9 +75,9 @@ def find_pairs(model: Model, named: Mapping[str, str]) -> list[CachePair | NoPai
     for parameter in model.get_parameters():
         names = parameter.output(0).get_names() | {parameter.get_friendly_name()}
         wanted = next((given[n] for n in sorted(names) if n in given), None)
-        appended = _find_appended(parameter, wanted)
-        if appended is not None:
-            found.append(appended)
+        update = find_update(parameter, wanted)
+        if update is not None:
+            found.append(_appended(parameter, *update))
         elif wanted is not None:
             found.append(_replaced_whole(model, parameter, wanted))
         elif any(CACHE_NAME.search(n) or PAST_NAME.match(n) for n in names):
@@ -95,8 +96,13 @@ def recurrent_pairs(model: Model) -> dict[str, str]:
     return dict(zip(names[::2], names[1::2], strict=True))
 
 
-def _find_appended(parameter: Node, wanted: str | None) -> CachePair | NoPair | None:
-    """The pair whose Result is fed by a Concat or ScatterUpdate onto this Parameter."""
+def find_update(parameter: Node, wanted: str | None) -> tuple[Node, Node] | None:
+    """The Concat or ScatterUpdate onto a Parameter and the Result that it feeds.
+
+    Args:
+        parameter: the cache input.
+        wanted: name of the Result that is meant when there are several; None for the one of the input's own name.
+    """
     for reader in _readers_behind_beam(parameter.output(0)):
         update = reader.get_node()
         if reader.get_index() != 0 or update.get_type_name() not in ("Concat", "ScatterUpdate"):
@@ -105,8 +111,9 @@ def _find_appended(parameter: Node, wanted: str | None) -> CachePair | NoPair | 
         if not results:
             continue
         own = {wanted} if wanted is not None else parameter.output(0).get_names()
-        result = next((r for r in results if own & result_names(r)), results[0])
-        return _appended(parameter, update, result)
+        named = next((r for r in results if own & result_names(r)), None)
+        if named is not None or wanted is None:  # else it feeds other outputs only, not the one that is meant
+            return update, named or results[0]
     return None
 
 
@@ -123,6 +130,8 @@ def _appended(parameter: Node, update: Node, result: Node) -> CachePair | NoPair
         return NoPair(parameter, "cache", "its rank is dynamic, wanted a known rank")
     if update.get_type_name() == "Concat":
         return _appended_by_concat(parameter, update, result)
+    if shape.rank.get_length() == 4 and shape[1] == 1 and shape[2].is_dynamic and shape[3].is_static:
+        return _appended_flat(parameter, update, result)
     if shape.rank.get_length() != 4 or any(shape[d].is_dynamic for d in (2, 3)):
         return NoPair(
             parameter, "cache", f"its shape is {shape}, wanted [1, cells, heads, size] with static heads, size"
@@ -164,6 +173,19 @@ def _appended_by_scatter(parameter: Node, update: Node, result: Node) -> CachePa
     if last.rank.is_static and last[last.rank.get_length() - 1] == shape[3]:
         return CachePair(parameter, result, update, 1, rows, flat_rows=True)
     return NoPair(parameter, "append", f"its rows are {describe(rows)}, wanted [1, tokens, {heads}, {size}]")
+
+
+def _appended_flat(parameter: Node, update: Node, result: Node) -> CachePair | NoPair:
+    """``[1, 1, cells, heads*size]``, rows ``[1, 1, tokens, heads*size]`` scattered on dim 2."""
+    size = parameter.get_output_partial_shape(0)[3]
+    axis = const_value(update.input_value(3))
+    if axis is None or int(axis.ravel()[0]) != 2:
+        return NoPair(parameter, "append", f"ScatterUpdate {update.get_friendly_name()} has axis {axis}, wanted 2")
+    rows = update.input_value(2)
+    shape = rows.get_partial_shape()
+    if shape.rank.is_dynamic or shape.rank.get_length() != 4 or shape[1] != 1 or shape[3] != size:
+        return NoPair(parameter, "append", f"its rows are {describe(rows)}, wanted [1, 1, tokens, {size}]")
+    return CachePair(parameter, result, update, 2, rows)
 
 
 def _are_rows(rows: Output, heads: int, size: int) -> bool:

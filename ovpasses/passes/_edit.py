@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-from openvino import Model, Node, Output, Type
-from openvino.op import Constant, Parameter
+from openvino import Model, Type
 
-from ovpasses._openvino import Variable, VariableInfo, ops
+from ovpasses._openvino import Constant, Node, Output, Parameter, Variable, VariableInfo, ops, replace_source
 from ovpasses.errors import RewriteError
 
 Input = Any  # openvino.Input[Node] carries no useful static type
@@ -54,7 +53,7 @@ def rewire(consumer: Input, new: Output) -> None:
             f"input {consumer.get_index()} of {consumer.get_node().get_friendly_name()}: "
             f"cannot be fed {describe(new)} in place of {describe(old)}; this is a fault of the pass"
         )
-    consumer.replace_source_output(new)
+    replace_source(consumer, new)
 
 
 def consumers(output: Output) -> list[Input]:
@@ -84,7 +83,7 @@ def like(node: Node, origin: Node, *, name: str | None = None) -> Node:
 def transpose_0213(output: Output, name: str) -> Node:
     """Swap dims 1 and 2 of a rank-4 value; a Constant is transposed at once."""
     value = const_value(output)
-    if value is not None:
+    if value is not None and output.get_element_type() != Type.bf16:  # whose values NumPy sees as f16
         node: Node = ops.constant(np.ascontiguousarray(value.transpose(0, 2, 1, 3)))
     else:
         node = ops.transpose(output, const([0, 2, 1, 3]))

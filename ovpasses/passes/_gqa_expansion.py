@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from openvino import Node, Output
 
-from ovpasses._openvino import ops
+from ovpasses._openvino import Node, Output, ops
 from ovpasses.passes._edit import Input, const, const_value, consumers, like, redirect
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from openvino import Model, Node, Output
+from openvino import Model
 
-from ovpasses._openvino import Variable
+from ovpasses._openvino import Node, Output, Variable
 from ovpasses.passes._edit import const_value, consumers, describe, zeros_constant
 
 

@@ -32,9 +32,8 @@ class BeamReorder(ReportedPass):
 
     Applies when:
         state: the ReadValue has a known rank of at least 1.
-        readers: something reads it.
 
-    Leaves alone: states that an input gathers already ("already").
+    Leaves alone: states that an input gathers already ("already"); a state that nothing reads is no candidate.
     Adds: an empty initial value (batch 1, sequence 0) to a ReadValue that has none, as in llama.cpp's dumps; the
         CPU plugin refuses to compile its fused operation without one.
     Keeps: names, rt_info, the states' own layout. Recurrent states are gathered too, as beam search needs all of them.
@@ -52,8 +51,6 @@ class BeamReorder(ReportedPass):
                 report.skip(state.name, "already", f"gathered by input {source} already")
             elif state.read.get_output_partial_shape(0).rank.is_dynamic:
                 report.skip(state.name, "state", "its rank is dynamic, wanted a known rank with the batch on dim 0")
-            elif not state.read.output(0).get_target_inputs():
-                report.skip(state.name, "readers", "nothing reads it, wanted a reader to gather for")
             else:
                 todo.append(state)
                 report.done(state.name)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from openvino import Model, Node, Output, PartialShape
+from openvino import Model, PartialShape
 
+from ovpasses._openvino import Node, Output
 from ovpasses.passes._edit import Input, consumers, deferred, redirect, rewire, set_variable_shape, transpose_0213
 from ovpasses.passes._gqa_expansion import (
     ExpansionThenTranspose,
@@ -96,20 +97,20 @@ class _Readers:
 
     def restore(self, name: str) -> None:
         """Let every reader see what it saw before ``source`` was stored as [batch, heads, seq, size]."""
+        if self.others:  # first: on 2024.6 a Result that comes to ``source`` below shares names with one that leaves
+            swapped = transpose_0213(self.source, f"{name}/seq_axis_1")
+            redirect(self.source, swapped.output(0), only=self.others)
         for transpose in self.transposes:
             redirect(transpose.output(0), self.source)
         for expansion in self.expansions:
             expansion.on_transposed(self.source)
-        if self.others:
-            swapped = transpose_0213(self.source, f"{name}/seq_axis_1")
-            redirect(self.source, swapped.output(0), only=self.others)
 
 
 def _readers(source: Output, besides: Node) -> _Readers:
     found = _Readers(source, [], [], [])
     for reader in consumers(source):
         node = reader.get_node()
-        if node == besides:
+        if node is besides:
             continue
         expansion = find_expansion_then_transpose(reader)
         if is_swap_of_dims_1_2(node) and reader.get_index() == 0:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from openvino import Dimension, Model, Node, Output, PartialShape
-from openvino.op import assign, read_value
+from openvino import Dimension, Model, PartialShape
 
-from ovpasses._openvino import Variable, VariableInfo, ops
+from ovpasses._openvino import Node, Output, Variable, VariableInfo, assign, ops, read_value
 from ovpasses.passes._cache_pairs import CachePair, NoPair, cache_name, find_pairs
 from ovpasses.passes._edit import (
     const,
@@ -20,6 +19,7 @@ from ovpasses.passes._edit import (
     rewire,
     zeros_constant,
 )
+from ovpasses.passes._whole_state import drop_cell_slices, fix_sequence_count
 from ovpasses.passes.base import Edit, ReportedPass
 from ovpasses.passes.report import PassReport
 
@@ -34,7 +34,7 @@ class MakeKVStateful(ReportedPass):
     Before::
 
         cache [1,cells,h,d] -> ScatterUpdate(at kv_idx) -> Result
-        rows [1,t,h,d] -> Reshape [1,1,t*h,d] --^  |-> readers
+        rows [1,t,h,d] -> Reshape [1,1,t*h,d] --^  |-> Slice(0..attention_size) -> readers
       or
         past [b,..,seq,..] -> Concat(seq axis, rows) -> Result
                                                |-> readers
@@ -52,9 +52,14 @@ class MakeKVStateful(ReportedPass):
         pair: for what is replaced whole, the output of the pair exists and has the input's type and shape.
         update: something updates the cache and feeds a Result.
 
+    A flat cache ``[1, 1, cells, heads*size]`` of a llama.cpp dump becomes a flat state ``[1, 1, seq, heads*size]``:
+    run :class:`KVHeadSplit` before this pass (or after it, but before :class:`KVStateSeqAxis`, to which a flat state
+    looks like one of one head).
+
     Leaves alone: other Results on the grown cache, inputs that do not look like a cache.
     Keeps: tensor names (the ReadValue goes by the input's name), the variable id is input name + output name.
-        Inputs that no op reads any more (``inp_kv_idx``) are removed.
+        Inputs that no op reads any more (``inp_kv_idx``) are removed. Of a scattered cache, which has free cells, a
+        Slice from 0 to an input on the cells is bypassed, and the count of sequences (``n_seq_active``) is set to 1.
     Numerics: bit-exact where the stateless graph is defined and appends at the end of the cache.
     Source: OpenVINO's GGUF frontend (``gguf_recurrent_states`` in rt_info names recurrent pairs), measured on 2026.4.1.
 
@@ -73,15 +78,25 @@ class MakeKVStateful(ReportedPass):
 
     def plan(self, model: Model, report: PassReport) -> list[Edit]:
         edits: list[Edit] = []
+        scattered = False
         for found in find_pairs(model, self.pairs):
             if isinstance(found, NoPair):
                 report.skip(found.name, found.step, found.reason)
             else:
                 edits.append(deferred(_make_state, model, found, self.batch))
                 report.done(found.name)
+                scattered |= found.update is not None and found.update.get_type_name() == "ScatterUpdate"
+        if scattered:
+            edits.append(deferred(_fix_sequence_count, model, report))
         if edits:
             edits.append(deferred(_clean_inputs, model, report))
         return edits
+
+
+def _fix_sequence_count(model: Model, report: PassReport) -> None:
+    fixed = fix_sequence_count(model)
+    if fixed:
+        report.notes.append(f"one sequence per state: set {', '.join(fixed)} to 1")
 
 
 def _clean_inputs(model: Model, report: PassReport) -> None:
@@ -97,8 +112,8 @@ def _make_state(model: Model, pair: CachePair, batch: int) -> None:
     written = result.input_value(0)
     if pair.update is not None:
         written = _append(pair, read).output(0)
-    sink = assign(written.get_node(), variable)  # takes a Node, that is output 0 ...
-    sink.set_arguments([written])  # ... which need not be the port that was meant
+    sink = assign(read, variable)  # takes a Node of a single output ...
+    sink.set_arguments([written])  # ... while what is written may be any port of any node
     sink.set_friendly_name(f"{cache_name(parameter)}/assign")
     model.add_variables([variable])
     model.add_sinks([sink])
@@ -146,12 +161,13 @@ def _append(pair: CachePair, read: Node) -> Node:
     concat = like(ops.concat([read.output(0), _converted(rows, read.output(0))], axis=pair.axis), update)
     for consumer in consumers(update.output(0)):
         rewire(consumer, concat.output(0))
+    drop_cell_slices(concat.output(0))
     return concat
 
 
 def _revalidate_down_to(update: Node, read: Node) -> None:
     between = update.input_value(0).get_node()
-    if between != read:
+    if between is not read:
         between.validate_and_infer_types()
     update.validate_and_infer_types()
 

@@ -118,7 +118,7 @@ def _refuse_placeholders(model: Model) -> None:
         more = f" and {len(held) - 1} more" if len(held) > 1 else ""
         raise DeviceError(
             f"{held[0].get_friendly_name()}{more}: the internal op {held[0].get_type_name()} of this IR cannot be "
-            "computed; it must be lowered to public ops before compiling"
+            "computed; run LowerGatedDeltaNet or the preset stateful first"
         )
 
 

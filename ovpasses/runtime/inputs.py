@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 MROPE_PLANES = 4
+ROW_INPUTS = ("inp_out_ids", "out_ids")
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,9 @@ class Step:
         rows: which of the T tokens get logits, int64 ``[R]``.
         planes: position planes of the model.
         window: sliding window in tokens, for the inputs that need it.
+        real: how many of the T tokens are real; those after them pad a chunk. None: all.
+        cells: cells of caches of a fixed size, which the masks then cover; None: the past and the T tokens.
+        given: positions of the real tokens by plane, int64 ``[planes, real]``; None: those of text.
     """
 
     tokens: np.ndarray
@@ -27,6 +31,9 @@ class Step:
     rows: np.ndarray
     planes: int = 1
     window: int | None = None
+    real: int | None = None
+    cells: int | None = None
+    given: np.ndarray | None = None
 
     @property
     def count(self) -> int:
@@ -38,13 +45,14 @@ class Step:
 
 
 def causal_mask(step: Step, window: int | None = None) -> np.ndarray:
-    """Additive mask f32 ``[T, start + T]``: 0 where a token may look, -inf elsewhere.
+    """Additive mask f32 ``[T, start + T]`` or ``[T, cells]``: 0 where a token may look, -inf elsewhere.
 
+    No real token sees padding, as that comes after it; padding sees what comes before it, so no row is all -inf.
     A token at position p sees positions q <= p; with a window also p - q < window (llama.cpp's standard
     sliding window, ``LLAMA_SWA_TYPE_STANDARD``).
     """
     query = step.positions[:, None]
-    key = np.arange(step.start + step.count)[None, :]
+    key = np.arange(step.cells or step.start + step.count)[None, :]
     seen = key <= query
     if window is not None:
         seen &= query - key < window
@@ -52,11 +60,20 @@ def causal_mask(step: Step, window: int | None = None) -> np.ndarray:
 
 
 def positions(step: Step) -> np.ndarray:
-    """``[planes * T]``, plane by plane. For text under M-RoPE: t, h, w hold the position, the fourth 0."""
+    """``[planes * T]``, plane by plane. For text under M-RoPE: t, h, w hold the position, the fourth 0.
+
+    Positions of padding go on after the last real one, in each plane on its own.
+    """
+    if step.given is not None:
+        return np.concatenate([_padded(plane, step.count) for plane in step.given])
     if step.planes == 1:
         return step.positions
     spatial = [step.positions] * (step.planes - 1)
     return np.concatenate([*spatial, np.zeros_like(step.positions)])
+
+
+def _padded(plane: np.ndarray, count: int) -> np.ndarray:
+    return np.concatenate([plane, plane[-1] + np.arange(1, count - plane.size + 1)])
 
 
 def _full_mask(step: Step) -> np.ndarray:
@@ -67,7 +84,8 @@ def _sliding_mask(step: Step) -> np.ndarray:
     return causal_mask(step, step.window)
 
 
-# Every input a session can make, by tensor name; the session gives it the port's rank and element type.
+# Every input a session can make, by role: its tensor name, or what ``input_roles`` finds. The session
+# gives it the port's rank and element type.
 MAKERS: dict[str, Callable[[Step], np.ndarray]] = {
     "inp_tokens": lambda step: step.tokens,
     "input_ids": lambda step: step.tokens,
@@ -80,4 +98,10 @@ MAKERS: dict[str, Callable[[Step], np.ndarray]] = {
     "attention_mask": lambda step: np.ones(step.start + step.count, dtype=np.int64),
     "token_len_per_seq": lambda step: np.array([step.count]),
     "beam_idx": lambda step: np.array([0]),
+    "chunk_valid_len": lambda step: np.array([step.count if step.real is None else step.real]),
+    # Caches outside the model: cell i holds position i, and attention sees all cells that hold something.
+    "kv_write_idx": lambda step: step.positions,
+    "inp_kv_idx": lambda step: step.positions,
+    "attention_size": lambda step: np.array([step.start + step.count]),
+    "n_seq_active": lambda step: np.array([1]),
 }

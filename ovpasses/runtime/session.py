@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 from openvino import CompiledModel, Tensor
-from openvino import Type as ElementType
 
 from ovpasses.errors import DeviceError, StateError, one_line
-from ovpasses.ggml_names import CACHE_NAME, PAST_NAME
+from ovpasses.ggml_names import CACHE_NAME
 from ovpasses.importers.graph_info import GraphInfo
-from ovpasses.runtime.inputs import MAKERS, Step
-
-ROW_INPUTS = ("inp_out_ids", "out_ids")
+from ovpasses.runtime.external_cache import DEFAULT_CELLS, ExternalCache
+from ovpasses.runtime.inputs import MAKERS, ROW_INPUTS, Step
+from ovpasses.runtime.ports import check_inputs, checked_ids, input_tensor, logits_port
 
 
 class Session:
@@ -23,23 +22,31 @@ class Session:
     Sessions of one compiled model are independent: each has its own infer request, so its own states.
 
     Args:
-        compiled: a compiled stateful model (of preset ``stateful``).
+        compiled: a compiled stateful model (of preset ``stateful``), or a llama.cpp dump as it is, whose caches are
+            inputs and outputs: the session keeps them then.
         info: what :func:`ovpasses.read_model` found out about the model.
         step: most tokens that one inference takes; a longer prompt is run in several.
+        cells: tokens that caches outside the model hold, 256 when not given (or the model's context when that is less).
 
     Raises:
         StateError: the model needs inputs that a session cannot make, or still has its caches outside.
     """
 
-    def __init__(self, compiled: CompiledModel, info: GraphInfo, *, step: int = 512) -> None:
+    def __init__(self, compiled: CompiledModel, info: GraphInfo, *, step: int = 512, cells: int | None = None) -> None:
         if step < 1:
             raise StateError(f"step is {step}, wanted at least 1 token")
+        if cells is not None and cells < 1:
+            raise StateError(f"cells is {cells}, wanted at least 1")
         self.info = info
         self.step = step
         self._ports = {port.get_any_name(): port for port in compiled.inputs}
-        _check_inputs(self._ports, info)
-        self._logits = _logits_port(compiled, info)
-        self._picks_rows = any(name in self._ports for name in ROW_INPUTS)
+        self._roles = {name: info.roles.get(name, name) for name in self._ports}
+        caches = _cache_inputs(self._ports, self._roles)
+        check_inputs(self._ports, self._roles, caches, info)
+        default = min(DEFAULT_CELLS, info.context_length or DEFAULT_CELLS)
+        self._cache = ExternalCache(compiled, caches, cells or default) if caches else None
+        self._logits = logits_port(compiled, info)
+        self._picks_rows = any(role in ROW_INPUTS for role in self._roles.values())
         self._request = compiled.create_infer_request()
         self._position = 0
         self._failed = False
@@ -52,6 +59,8 @@ class Session:
     def reset(self) -> None:
         """Forget everything: the next token is at position 0 again."""
         self._request.reset_state()
+        if self._cache is not None:
+            self._cache.reset()
         self._position = 0
         self._failed = False
 
@@ -107,22 +116,17 @@ class Session:
             raise DeviceError(f"inference failed at position {self._position}: {one_line(error)}") from error
 
     def _checked(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
-        ids = np.asarray(tokens).reshape(-1)
-        if ids.size == 0:
-            raise StateError("the prompt is empty, wanted at least one token")
-        if not np.issubdtype(ids.dtype, np.integer):
-            raise StateError(f"token ids are {ids.dtype}, wanted integers")
-        ids = ids.astype(np.int64)
-        vocab = self.info.n_vocab
-        wrong = ids[(ids < 0) | (ids >= vocab)] if vocab is not None else ids[ids < 0]
-        if wrong.size:
-            known = f"0 to {vocab - 1}" if vocab is not None else "at least 0"
-            raise StateError(f"token id {wrong[0]} is outside the vocabulary, wanted {known}")
+        ids = checked_ids(tokens, self.info.n_vocab)
         context = self.info.context_length
         if context is not None and self._position + ids.size > context:
             raise StateError(
                 f"{ids.size} tokens at position {self._position} go past the model's context of {context} tokens; "
                 "shorten the prompt or reset the session"
+            )
+        if self._cache is not None and self._position + ids.size > self._cache.cells:
+            raise StateError(
+                f"{ids.size} tokens at position {self._position} go past the {self._cache.cells} cells of the caches; "
+                "open the session with more cells"
             )
         return ids
 
@@ -130,49 +134,20 @@ class Session:
         rows = np.arange(ids.size) if all_logits else np.array([ids.size - 1])
         window = self.info.windows[0] if self.info.windows else None
         step = Step(ids, self._position, rows, self.info.position_planes, window)
-        feed = {name: _tensor(MAKERS[name](step), port) for name, port in self._ports.items()}
-        self._run(feed)
+        kept = self._cache.feed() if self._cache is not None else {}
+        made = {n: input_tensor(n, MAKERS[self._roles[n]](step), p) for n, p in self._ports.items() if n not in kept}
+        self._run({**made, **kept})
+        if self._cache is not None:
+            self._cache.take(self._request)
         self._position += ids.size
         output = np.array(self._request.get_tensor(self._logits).data, dtype=np.float32)
         logits = output.reshape(-1, output.shape[-1])
         return logits if self._picks_rows else logits[rows]
 
 
-def _tensor(value: np.ndarray, port: Any) -> Tensor:
-    """A value with the port's element type, and 1-dims in front up to its rank."""
-    rank = port.get_partial_shape().rank.get_length()
-    shape = (1,) * (rank - value.ndim) + value.shape
-    return Tensor(np.ascontiguousarray(value.astype(_dtype(port)).reshape(shape)))
-
-
-def _dtype(port: Any) -> Any:
-    return port.get_element_type().to_dtype()
-
-
-def _check_inputs(ports: dict[str, Any], info: GraphInfo) -> None:
-    for name, port in ports.items():
-        if name in MAKERS:
-            continue
-        shape = f"{port.get_element_type().get_type_name()} {port.get_partial_shape()}"
-        if CACHE_NAME.search(name) or PAST_NAME.match(name):
-            raise StateError(f"input {name} {shape} is a cache outside the model; run the preset stateful first")
-        raise StateError(f"input {name} {shape} is none that a session can make, known are {', '.join(MAKERS)}")
-    if "self_kq_mask_swa" in ports and len(info.windows) != 1:
-        raise StateError(f"input self_kq_mask_swa needs one sliding window, the model's info has {info.windows}")
-
-
-def _logits_port(compiled: CompiledModel, info: GraphInfo) -> Any:
-    floats = [
-        o for o in compiled.outputs if o.get_element_type() in (ElementType.f32, ElementType.f16, ElementType.bf16)
-    ]
-    wanted = [o for o in floats if _last_dim(o) == info.n_vocab]
-    found = wanted or floats
-    if not found:
-        raise StateError("the model has no floating-point output, wanted logits")
-    return found[-1]
-
-
-def _last_dim(port: Any) -> int | None:
-    shape = port.get_partial_shape()
-    last = shape[shape.rank.get_length() - 1] if shape.rank.is_static and shape.rank.get_length() else None
-    return last.get_length() if last is not None and last.is_static else None
+def _cache_inputs(ports: dict[str, Any], roles: dict[str, str]) -> dict[str, Any]:
+    """The caches that a session can keep outside the model: those of a graph that takes write indices."""
+    if "kv_write_idx" not in roles.values():
+        return {}
+    kinds = ("cache_k", "cache_v")
+    return {n: p for n, p in ports.items() if (found := CACHE_NAME.search(n)) is not None and found["kind"] in kinds}

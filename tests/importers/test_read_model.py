@@ -43,6 +43,37 @@ def test_gguf_with_one_window_in_two_layers(recorded: Path) -> None:
     assert [layer.window for layer in info.layers] == [32, None]
 
 
+def test_window_without_a_pattern_in_the_file(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real gemma2 files have a window and no pattern: every other layer slides, and the mask is there to be read."""
+    from ovpasses.importers import gguf as importer
+
+    read = importer._read_metadata
+    key = "gemma2.attention.sliding_window_pattern"
+    monkeypatch.setattr(importer, "_read_metadata", lambda p: {k: v for k, v in read(p).items() if k != key})
+    imported = ovp.read_model(recorded / "families/gemma2-dense.gguf")
+    assert [layer.window for layer in imported.info.layers] == [32, None]
+    assert info_from_graph(imported.model, window=32).windows == [32]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "pattern", "sliding"),
+    [
+        ("gemma3", None, [1, 1, 1, 1, 1, 0, 1, 1]),
+        ("x", 4, [1, 1, 1, 0, 1, 1, 1, 0]),
+        ("x", 0, [1] * 8),
+        ("x", None, [0] * 8),
+    ],
+)
+def test_period_of_sliding_layers(architecture: str, pattern: int | None, sliding: list[int]) -> None:
+    from ovpasses.importers.gguf import info_from_metadata
+
+    keys = {"block_count": 8, "attention.head_count": 2, "embedding_length": 16, "attention.sliding_window": 32}
+    metadata = {"general.architecture": architecture, **{f"{architecture}.{k}": v for k, v in keys.items()}}
+    metadata |= {} if pattern is None else {f"{architecture}.attention.sliding_window_pattern": pattern}
+    found = info_from_metadata(metadata)
+    assert [layer.window for layer in found.layers] == [32 if s else None for s in sliding]
+
+
 def test_real_gguf(smollm2: Path) -> None:
     info = ovp.read_model(smollm2).info
     assert len(info.layers) == 30

@@ -55,7 +55,7 @@ def test_smollm2(recorded: Path, smollm2: Path) -> None:
 def test_families(recorded: Path, name: str) -> None:
     reference = np.load(recorded / "families" / f"{name}.npz")
     found = logits_of(recorded / "families" / f"{name}.gguf", reference["tokens"], 44, F32)
-    assert nmse(found[:44], reference["logits"][:44]) <= 1e-4
+    assert nmse(found[:44], reference["logits"][:44]) <= 1e-4  # f16 weights and large attention scores
     assert nmse(found[44:], reference["logits"][44:]) <= 1e-4
     assert same_top_token(found, reference["logits"]) >= 0.95
 

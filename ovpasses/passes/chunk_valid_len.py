@@ -1,0 +1,150 @@
+"""ChunkValidLen: tell recurrent layers how many tokens of a padded chunk are real."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+from openvino import Model, PartialShape, Type
+
+from ovpasses._openvino import Node, Output, ops
+from ovpasses.passes._cache_pairs import NoPair
+from ovpasses.passes._edit import const, deferred, like, parameter, redirect, rewire
+from ovpasses.passes._recurrent_sites import (
+    DeltaNet,
+    Window,
+    carried_states,
+    delta_nets,
+    find_window,
+    updated_by,
+)
+from ovpasses.passes.base import Edit, ReportedPass
+from ovpasses.passes.report import PassReport
+
+INPUT = "chunk_valid_len"
+FLOATS = (Type.f32, Type.f16, Type.bf16)
+
+
+class ChunkValidLen(ReportedPass):
+    """Add the input ``chunk_valid_len``, so that padding at the end of a chunk leaves no trace in recurrent states.
+
+    Attention masks a padded token; a recurrent layer would fold it into its state for good.
+
+    Before::
+
+        gate, beta [b,t,h] -----------------------> GatedDeltaNet -> state
+        state [1,1,c,k-1] -> Concat(3) [1,1,c,k-1+t] -> Slice(-(k-1)..end) -> state
+        new columns ------------^          |-> convolution
+
+    After::
+
+        gate, beta [b,t,h] -> Multiply -----------> GatedDeltaNet -> state
+        position [1,t,1] < chunk_valid_len --^
+        state [1,1,c,k-1] -> Concat(3) [1,1,c,k-1+t] -> Gather(chunk_valid_len + [0..k-2]) -> state
+        new columns ------------^          |-> convolution
+
+    Applies when (per delta net, conv window and recurrent state; the words are those of the skip reasons):
+        gates: gate and beta of a delta net, the op or the Loop it is lowered to, are floating-point.
+        window: a state that is joined with new columns takes back the last of them, by a Slice of constants.
+        state: any other state of fixed size goes into a delta net.
+        pair: the output by which a recurrent state leaves a stateless graph can be told.
+
+    Leaves alone: graphs that have the input already ("already"); the bodies of loops.
+    Keeps: names and shapes of inputs and outputs. ``chunk_valid_len`` is i64 ``[1]``, the number of real tokens, which
+        come first; pass the number of tokens where nothing is padded.
+    Numerics: without padding bit-exact. A gate of 0 decays by exp(0) = 1 and a beta of 0 adds nothing, so a padded
+        step is an exact identity; the window reaches into the previous chunk when fewer tokens are real than it holds.
+    Source: llama.cpp's OpenVINO backend, recorded in ``models/recorded/after/qwen35/static``.
+
+    Args:
+        strict: see :class:`ReportedPass`.
+    """
+
+    looked_for: ClassVar[str] = "delta net or recurrent state"
+
+    def plan(self, model: Model, report: PassReport) -> list[Edit]:
+        nets = list(delta_nets(model))
+        has_input = any(INPUT in p.output(0).get_names() for p in model.get_parameters())
+        gated: list[DeltaNet] = []
+        windows: list[Window] = []
+        for net in nets:
+            name = net.node.get_friendly_name()
+            why = _why_not_gated(net)
+            if has_input:
+                report.skip(name, "already", f"the graph has the input {INPUT}")
+            elif why is not None:
+                report.skip(name, "gates", why)
+            else:
+                gated.append(net)
+                report.done(name)
+        for state in carried_states(model):
+            if has_input:
+                report.skip(state.name, "already", f"the graph has the input {INPUT}")
+                continue
+            if isinstance(state, NoPair):
+                report.skip(state.name, "pair", state.reason)
+                continue
+            if updated_by(state, nets):
+                continue
+            window = find_window(state)
+            if isinstance(window, Window):
+                windows.append(window)
+                report.done(state.name)
+            elif window is None:
+                report.skip(state.name, "state", "is neither a conv window nor a delta net's, so padding reaches it")
+            else:
+                report.skip(state.name, "window", window)
+        if not gated and not windows:
+            return []
+        return [deferred(_edit, model, gated, windows, report)]
+
+
+def _why_not_gated(net: DeltaNet) -> str | None:
+    for what, gate in zip(("gate", "beta"), net.gates, strict=True):
+        shape, dtype = gate.get_partial_shape(), gate.get_element_type()
+        if dtype not in FLOATS or shape.rank.is_dynamic or shape.rank.get_length() != 3:
+            return f"{what} is {dtype.get_type_name()} {shape}, wanted floating-point values of rank 3"
+    return None
+
+
+def _edit(model: Model, nets: list[DeltaNet], windows: list[Window], report: PassReport) -> None:
+    valid = parameter(model, INPUT, Type.i64, PartialShape([1])).output(0)
+    report.notes.append(f"added input {INPUT} i64 [1]")
+    live: dict[tuple[str, int, str], Output] = {}
+    for net in nets:
+        for gate in net.gates:
+            source = gate.get_source_output()
+            # All delta nets of a graph run over the same tokens, so they share one mask per type and axis.
+            key = (str(source.get_partial_shape()[net.axis]), net.axis, source.get_element_type().get_type_name())
+            if key not in live:
+                live[key] = _live(source, net.axis, valid)
+            masked = ops.multiply(source, live[key])
+            rewire(gate, like(masked, source.get_node(), name=f"{_name(gate)}/live").output(0))
+    for window in windows:
+        _end_at_last_valid(window, valid)
+
+
+def _live(gate: Output, axis: int, valid: Output) -> Output:
+    """1 where a token is real, else 0: ``[1,t,1]`` for tokens on axis 1 of three, ``[t]`` for the last."""
+    tokens = gate.get_partial_shape()[axis]
+    if tokens.is_static:
+        position: Node = const(np.arange(tokens.get_length()))
+    else:
+        count = ops.gather(ops.shape_of(gate), const(axis), const(0))
+        position = ops.range(const(0), count, const(1), output_type="i64")
+    real = ops.convert(ops.less(position, valid), gate.get_element_type().get_type_name())
+    real.set_friendly_name(f"{INPUT}/live")
+    behind = list(range(1, gate.get_partial_shape().rank.get_length() - axis))
+    return (ops.unsqueeze(real, const(behind)) if behind else real).output(0)
+
+
+def _end_at_last_valid(window: Window, valid: Output) -> None:
+    # The joined columns start with the previous window, so the window that ends at token n starts at column n.
+    at = ops.add(valid, const(np.arange(window.width)))
+    cut = ops.gather(window.columns, at, const(window.axis))
+    redirect(window.cut.output(0), like(cut, window.cut).output(0))
+
+
+def _name(gate: object) -> str:
+    source = gate.get_source_output()  # type: ignore[attr-defined]
+    return str(source.get_node().get_friendly_name())
