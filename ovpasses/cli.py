@@ -42,6 +42,9 @@ Preset = Annotated[str | None, typer.Option(help=f"One of {', '.join(PRESETS)}."
 Passes = Annotated[
     list[str] | None, typer.Option("--pass", help="A pass by name, instead of a preset; repeat it for several.")
 ]
+Pairs = Annotated[
+    list[str] | None, typer.Option("--pair", help="A cache by name, INPUT=OUTPUT, for the preset stateful; repeatable.")
+]
 Strict = Annotated[bool, typer.Option(help="Fail when a pass has to skip something it was meant for.")]
 
 
@@ -89,6 +92,7 @@ def run(
     logits: Annotated[Path | None, typer.Option(help="Write the logits, f32 [steps, vocab], as .npy.")] = None,
     preset: Preset = "stateful",
     passes: Passes = None,
+    pairs: Pairs = None,
     strict: Strict = False,
     config: Annotated[list[str] | None, typer.Option(help="An OpenVINO property, KEY=VALUE; repeatable.")] = None,
     as_json: AsJson = False,
@@ -96,7 +100,7 @@ def run(
     """Import, rewrite, compile, generate."""
     if prompt is not None and tokens is not None:
         raise StateError("both --prompt and --tokens are given, wanted one")
-    properties = _properties(config)
+    properties = _key_values(config, "--config", "KEY=VALUE")
     figures: dict[str, float] = {}
     path = model_path(model)
     with _Stages(figures, quiet=as_json) as stages:
@@ -104,7 +108,7 @@ def run(
         text = _text_layer(path, prompt, tokens)
         ids = _prompt_ids(text, prompt, tokens)
         _check_context(imported, ids.size, count)
-        report = stages.timed("rewrite", lambda: _pipeline(preset, passes, strict).run(imported))
+        report = stages.timed("rewrite", lambda: _pipeline(preset, passes, pairs, strict).run(imported))
         compiled = stages.timed("compile", lambda: compile_model(imported, device, properties))
         session = Session(compiled, imported.info)
         generated, rows = stages.generate(session, ids, count, text.end_token if text else None)
@@ -133,6 +137,7 @@ def convert(
     output: Annotated[Path, typer.Option("-o", "--output", help="The .xml to write; its .bin goes beside it.")],
     preset: Preset = None,
     passes: Passes = None,
+    pairs: Pairs = None,
     strict: Strict = False,
     as_json: AsJson = False,
 ) -> None:
@@ -141,7 +146,7 @@ def convert(
     with _Stages(figures, quiet=as_json) as stages:
         path = model_path(model)
         imported = stages.timed("load", lambda: read_model(path))
-        pipeline = _pipeline(preset, passes, strict, portable=True)
+        pipeline = _pipeline(preset, passes, pairs, strict, portable=True)
         report = stages.timed("rewrite", lambda: pipeline.run(imported))
         stages.timed("write", lambda: save_ir(imported, output))
     beside = output.with_suffix(".report.json")
@@ -291,10 +296,13 @@ def model_path(model: str) -> Path:
     return files[0]
 
 
-def _pipeline(preset: str | None, passes: list[str] | None, strict: bool, portable: bool = False) -> Pipeline:
+def _pipeline(
+    preset: str | None, passes: list[str] | None, pairs: list[str] | None, strict: bool, portable: bool = False
+) -> Pipeline:
     if passes:
         return Pipeline([pass_by_name(name)(strict=strict) for name in passes])
-    return Pipeline.preset(preset or "stateful", strict=strict, portable=portable)
+    options = {"pairs": _key_values(pairs, "--pair", "INPUT=OUTPUT")} if pairs else {}
+    return Pipeline.preset(preset or "stateful", strict=strict, portable=portable, **options)
 
 
 def _text_layer(path: Path, prompt: str | None, tokens: Path | None) -> TextLayer | None:
@@ -330,11 +338,11 @@ def _check_context(imported: ImportedModel, prompt: int, count: int) -> None:
         )
 
 
-def _properties(config: list[str] | None) -> dict[str, str]:
-    pairs = [entry.partition("=") for entry in config or []]
-    for key, equals, _ in pairs:
-        if not key or not equals:
-            raise RewriteError(f"--config {key!r}: wanted KEY=VALUE")
+def _key_values(entries: list[str] | None, option: str, form: str) -> dict[str, str]:
+    pairs = [entry.partition("=") for entry in entries or []]
+    for key, equals, value in pairs:
+        if not key or not equals or (option == "--pair" and not value):
+            raise RewriteError(f"{option} {key!r}: wanted {form}")
     return {key: value for key, _, value in pairs}
 
 

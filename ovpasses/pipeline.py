@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import inspect
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,7 +107,7 @@ class Pipeline:
 
         Args:
             name: "stateful": caches and recurrent states inside the model, laid out for attention, with the
-                ``beam_idx`` Gather that the CPU plugin fuses from.
+                ``beam_idx`` Gather that the CPU plugin fuses from. ``pairs`` names further caches, input to output.
                 "static-prefill": every shape fixed for ``chunk`` tokens (256) and caches of ``context`` cells (see
                 :class:`~ovpasses.StaticTokens`), which stay inputs and outputs; padding leaves recurrent states
                 alone. ``rows`` tokens (1) of a chunk get logits.
@@ -177,10 +177,10 @@ def pass_by_name(name: str) -> type[ReportedPass]:
     raise RewriteError(f"pass {name!r} is not known, wanted one of {', '.join(PASSES)}")
 
 
-def _stateful(strict: bool, portable: bool) -> list[ReportedPass]:
+def _stateful(strict: bool, portable: bool, *, pairs: Mapping[str, str] | None = None) -> list[ReportedPass]:
     return [
         KVHeadSplit(strict=strict),
-        MakeKVStateful(strict=strict),
+        MakeKVStateful(pairs, strict=strict),
         KVStateSeqAxis(strict=strict),
         BeamReorder(strict=strict),
         LowerGatedDeltaNet(native=portable, strict=strict),

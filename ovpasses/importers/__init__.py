@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,11 +10,15 @@ from pathlib import Path
 from openvino import Model
 
 from ovpasses.errors import ModelReadError
+from ovpasses.importers.cgraph import FILE_NAME as CGRAPH_FILE
+from ovpasses.importers.cgraph import info_from_cgraph
 from ovpasses.importers.graph_info import GraphInfo, LayerInfo, info_from_graph, info_from_rt_info, merged
 from ovpasses.importers.input_roles import input_roles
 from ovpasses.importers.sliding_mask import separate_sliding_masks
 
 __all__ = ["GraphInfo", "ImportedModel", "LayerInfo", "read_model"]
+
+log = logging.getLogger(__name__)
 
 SUFFIXES = (".gguf", ".xml", ".onnx")
 
@@ -37,7 +42,8 @@ def read_model(source: str | os.PathLike[str] | Model, *, info: GraphInfo | None
     """Read a model.
 
     Args:
-        source: path of a ``.gguf``, ``.xml`` or ``.onnx``, or an ``ov.Model`` (used as it is, not copied).
+        source: path of a ``.gguf``, ``.xml`` (``cgraph_ov.txt`` beside it is read too) or ``.onnx``, or an
+            ``ov.Model`` (used as it is, not copied).
         info: what the caller knows of the model; it wins over what file and graph say. The roles of the inputs are
             always the graph's own. Sliding layers that an IR masks as it masks full ones, as llama.cpp's dumps do, get
             a mask input of their own, ``<name>_swa``, when this says which they are.
@@ -74,14 +80,20 @@ def read_model(source: str | os.PathLike[str] | Model, *, info: GraphInfo | None
         model = read_onnx(path)
     else:
         raise ModelReadError(f"{path}: suffix {suffix or '(none)'} is not known, wanted {', '.join(SUFFIXES)}")
-    return ImportedModel(model, _of_graph(info, model) if info else _info(model), path)
+    return ImportedModel(model, _of_graph(info, model) if info else _info(model, path), path)
 
 
-def _info(model: Model) -> GraphInfo:
+def _info(model: Model, path: Path | None = None) -> GraphInfo:
     kept = info_from_rt_info(model)
     window = kept.windows[0] if kept is not None and kept.windows else None
     graph = info_from_graph(model, window=window)
-    return graph if kept is None else merged(graph, kept, "the IR's rt_info")
+    info = graph if kept is None else merged(graph, kept, "the IR's rt_info")
+    ggml_graph = path.parent / CGRAPH_FILE if path is not None and path.suffix.lower() == ".xml" else None
+    if ggml_graph is not None and ggml_graph.is_file():
+        info = merged(info, info_from_cgraph(ggml_graph), f"{CGRAPH_FILE} beside it")
+    for line in info.contradictions:
+        log.warning("%s: %s", path or "model", line)
+    return info
 
 
 def _of_graph(info: GraphInfo, model: Model) -> GraphInfo:

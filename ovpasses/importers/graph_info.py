@@ -13,12 +13,12 @@ from ovpasses.ggml_names import CACHE_NAME, PAST_NAME
 from ovpasses.importers._head_counts import (
     HeadSplit,
     declared_split,
-    find_growth,
     growth_dim,
     rows_of,
     sequence_dim,
     split_from_graph,
 )
+from ovpasses.importers._recurrent import delta_net_state, growth_of, is_grown
 from ovpasses.importers._walk import ATTENTION_OPS, consumer_nodes, first_downstream, source_of_mask
 from ovpasses.importers.input_roles import input_roles
 
@@ -150,11 +150,14 @@ def _caches(model: Model) -> list[_Cache]:
 
 
 def _layer(index: int, caches: dict[str, _Cache], sliding: set[Node], window: int | None) -> LayerInfo:
-    if "key" not in caches:
-        state = caches.get("state")
-        heads, size = _static(state.shape, 1) if state else None, _static(state.shape, 2) if state else None
-        return LayerInfo(index, RECURRENT, heads, size, _static(state.shape, 3) if state else None)
-    key = caches["key"]
+    grown = {kind: cache for kind, cache in caches.items() if is_grown(cache.output)}
+    states = [s for cache in caches.values() if (s := delta_net_state(cache.output)) is not None]
+    if not grown and (states or "key" not in caches):
+        declared = [caches["state"].shape] if "state" in caches else []
+        shape = next(iter(states + declared), None)
+        heads, key_size, value_size = (_static(shape, d) if shape is not None else None for d in (1, 2, 3))
+        return LayerInfo(index, RECURRENT, heads, key_size, value_size)
+    key = caches["key"] if "key" in caches else next(iter(grown.values()))
     value = caches.get("value", key)
     key_split, value_split = _split(key), _split(value)
     attention = first_downstream(key.output, ATTENTION_OPS)
@@ -172,7 +175,9 @@ def _split(cache: _Cache) -> HeadSplit | None:
     """Heads and size of a cache: as its rows and readers say, else as its shape does."""
     if cache.shape.rank.is_dynamic or cache.shape.rank.get_length() != 4:
         return None
-    update = find_growth(cache.output)
+    update = growth_of(cache.output)
+    if update is not None and update.input_value(0).get_node().get_type_name() == "Reshape":
+        cache = replace(cache, shape=update.input_value(0).get_partial_shape())
     declared = declared_split(cache.shape, sequence_dim(cache.shape, growth_dim(update) if update else None))
     if declared is None or update is None:
         return declared
@@ -215,7 +220,7 @@ def _n_vocab(model: Model) -> int | None:
     for result in model.get_results():
         name = result.get_friendly_name()
         shape = result.get_output_partial_shape(0)
-        if CACHE_NAME.search(name) or name.startswith("present") or shape.rank.is_dynamic:
+        if CACHE_NAME.search(name) or _grows_an_input(result) or shape.rank.is_dynamic:
             continue
         last = _static(shape, shape.rank.get_length() - 1) if shape.rank.get_length() else None
         if last is not None and result.get_output_element_type(0).is_real():
@@ -232,6 +237,17 @@ def info_from_rt_info(model: Model) -> GraphInfo | None:
         return GraphInfo.from_dict(json.loads(str(getattr(value, "value", value))))
     except (ValueError, TypeError, AttributeError):
         return None  # somebody else's key, or a newer layout: the graph speaks for itself
+
+
+def _grows_an_input(result: Node) -> bool:
+    """Whether an output is a cache: rows appended to, or written into, one of the model's inputs."""
+    update = result.input_value(0).get_node()
+    if update.get_type_name() not in ("Concat", "ScatterUpdate"):
+        return False
+    past = update.input_value(0).get_node()
+    while past.get_type_name() in ("Gather", "Reshape", "Convert", "Transpose"):
+        past = past.input_value(0).get_node()
+    return bool(past.get_type_name() == "Parameter")
 
 
 def merged(graph: GraphInfo, other: GraphInfo, source: str) -> GraphInfo:

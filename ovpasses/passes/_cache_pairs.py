@@ -10,7 +10,8 @@ from openvino import Model
 
 from ovpasses._openvino import Node, Output
 from ovpasses.ggml_names import CACHE_NAME, PAST_NAME
-from ovpasses.passes._edit import Input, const_value, consumers, describe
+from ovpasses.passes._edit import const_value, consumers, describe
+from ovpasses.passes._identity import readers
 
 # Key of the list [input, output, input, output, ...] that OpenVINO's GGUF frontend leaves in rt_info.
 RECURRENT_PAIRS = "gguf_recurrent_states"
@@ -103,11 +104,11 @@ def find_update(parameter: Node, wanted: str | None) -> tuple[Node, Node] | None
         parameter: the cache input.
         wanted: name of the Result that is meant when there are several; None for the one of the input's own name.
     """
-    for reader in _readers_behind_beam(parameter.output(0)):
+    for reader in readers(_behind_beam(parameter.output(0))):
         update = reader.get_node()
         if reader.get_index() != 0 or update.get_type_name() not in ("Concat", "ScatterUpdate"):
             continue
-        results = [i.get_node() for i in consumers(update.output(0)) if i.get_node().get_type_name() == "Result"]
+        results = [i.get_node() for i in readers(update.output(0)) if i.get_node().get_type_name() == "Result"]
         if not results:
             continue
         own = {wanted} if wanted is not None else parameter.output(0).get_names()
@@ -117,11 +118,11 @@ def find_update(parameter: Node, wanted: str | None) -> tuple[Node, Node] | None
     return None
 
 
-def _readers_behind_beam(output: Output) -> list[Input]:
-    readers = consumers(output)
-    if len(readers) == 1 and readers[0].get_node().get_type_name() == "Gather" and readers[0].get_index() == 0:
-        return consumers(readers[0].get_node().output(0))
-    return readers
+def _behind_beam(output: Output) -> Output:
+    found = consumers(output)
+    if len(found) == 1 and found[0].get_node().get_type_name() == "Gather" and found[0].get_index() == 0:
+        return found[0].get_node().output(0)
+    return output
 
 
 def _appended(parameter: Node, update: Node, result: Node) -> CachePair | NoPair:

@@ -22,6 +22,7 @@ from ovpasses.passes._edit import (
     zeros_constant,
 )
 from ovpasses.passes._gqa_expansion import is_swap_of_dims_1_2
+from ovpasses.passes._identity import bypass
 from ovpasses.passes._kv_sites import KVSite
 from ovpasses.passes.base import Edit
 
@@ -30,6 +31,8 @@ def split_site(site: KVSite, split: HeadSplit) -> None:
     """From ``[b, 1, seq, n]`` (grown on dim 2) or ``[b, seq, h, d]`` (on dim 1) to ``[b, seq, heads, size]``."""
     old = [site.shape[d] for d in range(4)]
     token_major = site.axis == 1
+    for value in (site.holder.output(0), site.past, site.update.output(0)):
+        bypass(value)
     outside = [i for i in consumers(site.past) if i.get_node() is not site.update]
     readers = [
         *_reader_edits(site.past, outside, old, split, token_major),

@@ -9,6 +9,7 @@ from openvino import Model
 
 from ovpasses._openvino import Node, Output, Variable
 from ovpasses.passes._edit import const_value, consumers, describe, zeros_constant
+from ovpasses.passes._identity import origin
 
 
 @dataclass(frozen=True)
@@ -66,13 +67,13 @@ class Append:
 
 
 def find_append(state: State) -> Append | str:
-    """The Concat that grows a state, or the reason why there is none."""
-    concat = state.assign.input_value(0).get_node()
+    """The Concat that grows a state (ops that change nothing are looked through), or the reason why there is none."""
+    concat = origin(state.assign.input_value(0)).get_node()
     if concat.get_type_name() != "Concat":
         return f"its Assign is fed by {describe(state.assign.input_value(0))}, wanted a Concat of past and rows"
     if concat.get_input_size() != 2:
         return f"Concat {concat.get_friendly_name()} has {concat.get_input_size()} inputs, wanted 2 (past, rows)"
-    if concat.input_value(0) != state.past:
+    if origin(concat.input_value(0)) != origin(state.past):
         return (
             f"input 0 of Concat {concat.get_friendly_name()} is {describe(concat.input_value(0))}, "
             f"wanted the state's own past ({describe(state.past)})"

@@ -14,6 +14,7 @@ from ovpasses.passes._gqa_expansion import (
     find_expansion_then_transpose,
     is_swap_of_dims_1_2,
 )
+from ovpasses.passes._identity import bypass
 from ovpasses.passes._states import Append, State, find_append, states
 from ovpasses.passes.base import Edit, ReportedPass
 from ovpasses.passes.report import PassReport
@@ -41,6 +42,8 @@ class KVStateSeqAxis(ReportedPass):
 
     Leaves alone: states with the sequence on dim 2 already ("already"), states of fixed shape such as
         recurrent ones ("kind"), everything that does not match.
+    Takes out: ops that change nothing (a Reshape to the same shape, Transposes that undo each other, a Convert to the
+        same type or to a wider one and back) between the state, its Concat, its Assign and its readers.
     Keeps: what readers see. A reader that is the Transpose above is dropped; a repetition of heads for
         grouped queries that ends in it is rebuilt in the new order; any other reader of the past or of the
         grown state gets the inverse Transpose. Names, rt_info and variable ids stay.
@@ -124,6 +127,8 @@ def _readers(source: Output, besides: Node) -> _Readers:
 
 def _move(state: State, append: Append) -> None:
     past, concat = state.past, append.concat
+    for value in (state.read.output(0), past, concat.output(0)):
+        bypass(value)
     readers = [_readers(past, concat), _readers(concat.output(0), state.assign)]  # while shapes are the old ones
 
     shape = state.variable.info.data_shape

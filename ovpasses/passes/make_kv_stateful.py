@@ -8,6 +8,7 @@ from typing import ClassVar
 from openvino import Dimension, Model, PartialShape
 
 from ovpasses._openvino import Node, Output, Variable, VariableInfo, assign, ops, read_value
+from ovpasses.importers._slots import slot_caches
 from ovpasses.passes._cache_pairs import CachePair, NoPair, cache_name, find_pairs
 from ovpasses.passes._edit import (
     const,
@@ -19,6 +20,8 @@ from ovpasses.passes._edit import (
     rewire,
     zeros_constant,
 )
+from ovpasses.passes._identity import bypass
+from ovpasses.passes._slot_states import slot_pair, use_one_slot
 from ovpasses.passes._whole_state import drop_cell_slices, fix_sequence_count
 from ovpasses.passes.base import Edit, ReportedPass
 from ovpasses.passes.report import PassReport
@@ -40,6 +43,8 @@ class MakeKVStateful(ReportedPass):
                                                |-> readers
       or (recurrent: the whole value is replaced)
         state -> ... -> Result
+      or (recurrent, in slots, of which there is one)
+        cache [1,1,slots,w] -> Gather(slot list) -> ... -> Concat(other slots, new rows) -> Result
 
     After::
 
@@ -51,11 +56,14 @@ class MakeKVStateful(ReportedPass):
         append: a Concat of two inputs on the sequence axis, or a ScatterUpdate of rows that end in the cache's size.
         pair: for what is replaced whole, the output of the pair exists and has the input's type and shape.
         update: something updates the cache and feeds a Result.
+        slots: of a cache that is read by a list of slots there is one slot: one sequence.
+        rows: its new rows are the end of a conv window or of a delta net's packed result.
 
     A flat cache ``[1, 1, cells, heads*size]`` of a llama.cpp dump becomes a flat state ``[1, 1, seq, heads*size]``:
     run :class:`KVHeadSplit` before this pass (or after it, but before :class:`KVStateSeqAxis`, to which a flat state
     looks like one of one head).
 
+    Takes out: ops that change nothing on the way (see KVStateSeqAxis).
     Leaves alone: other Results on the grown cache, inputs that do not look like a cache.
     Keeps: tensor names (the ReadValue goes by the input's name), the variable id is input name + output name.
         Inputs that no op reads any more (``inp_kv_idx``) are removed. Of a scattered cache, which has free cells, a
@@ -79,7 +87,12 @@ class MakeKVStateful(ReportedPass):
     def plan(self, model: Model, report: PassReport) -> list[Edit]:
         edits: list[Edit] = []
         scattered = False
+        slots = {cache.name: cache for cache in slot_caches(model)}
         for found in find_pairs(model, self.pairs):
+            if isinstance(found, NoPair) and found.name in slots:
+                found = slot_pair(slots[found.name])
+                if isinstance(found, CachePair):
+                    edits.append(deferred(use_one_slot, model, slots[found.name], report))
             if isinstance(found, NoPair):
                 report.skip(found.name, found.step, found.reason)
             else:
@@ -107,6 +120,9 @@ def _clean_inputs(model: Model, report: PassReport) -> None:
 
 def _make_state(model: Model, pair: CachePair, batch: int) -> None:
     parameter, result = pair.parameter, pair.result
+    if pair.update is not None:
+        bypass(parameter.output(0))
+        bypass(pair.update.output(0))
     read, variable = _read(pair, batch)
     redirect(parameter.output(0), read.output(0))
     written = result.input_value(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +97,56 @@ def test_ir_alone(recorded: Path) -> None:
     imported = ovp.read_model(recorded / "after/gemma4-mixed/stateful/model.xml")
     assert heads(imported.info) == [4, 4, 4, 4, 4, 1]
     assert imported.source is not None
+
+
+DUMPS = {
+    "llama-gqa": ([3] * 3, [16] * 3),
+    "gemma4-mixed": ([4] * 5 + [1], [16] * 5 + [32]),
+}
+
+
+@pytest.mark.parametrize("age", ["before", "after"])
+@pytest.mark.parametrize("name", DUMPS)
+def test_every_dump_alone_in_an_empty_folder(recorded: Path, tmp_path: Path, age: str, name: str) -> None:
+    found = sorted((recorded / age / name).glob("*/*.xml"))
+    assert found
+    for number, source in enumerate(found):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for suffix in (".xml", ".bin"):
+            shutil.copy(source.with_suffix(suffix), folder)
+        info = ovp.read_model(folder / source.name).info
+        wanted_heads, sizes = DUMPS[name]
+        assert heads(info) == wanted_heads, source
+        assert [layer.key_size for layer in info.layers] == sizes, source
+        assert [layer.value_size for layer in info.layers] == sizes, source
+        assert {layer.kind for layer in info.layers} == {"attention"}
+
+
+@pytest.mark.parametrize("age", ["before", "after"])
+def test_ggml_graph_beside_a_dump_agrees_with_it(recorded: Path, age: str) -> None:
+    for source in sorted((recorded / age).glob("*/*/cgraph_ov.txt")):
+        model = next(path for path in sorted(source.parent.glob("*.xml")))
+        if "slots" in str(source) or "qwen35" in str(source):
+            continue
+        from ovpasses.importers.cgraph import info_from_cgraph
+
+        imported = ovp.read_model(model).info
+        assert heads(info_from_cgraph(source)) == heads(imported), source
+        assert imported.contradictions == ()
+
+
+def test_ggml_graph_that_contradicts_is_reported(recorded: Path, tmp_path: Path) -> None:
+    source = recorded / "after/llama-gqa/stateful"
+    for name in ("model.xml", "model.bin"):
+        shutil.copy(source / name, tmp_path)
+    text = (source / "cgraph_ov.txt").read_text().replace("[    16,     3,", "[    24,     2,")
+    (tmp_path / "cgraph_ov.txt").write_text(text)
+    info = ovp.read_model(tmp_path / "model.xml").info
+    assert heads(info) == [3, 3, 3]
+    assert (
+        "layer 0 n_heads_kv: 3 in the graph, 2 in cgraph_ov.txt beside it; the graph's is used" in info.contradictions
+    )
 
 
 @pytest.mark.parametrize("age", ["before", "after"])
