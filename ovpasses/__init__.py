@@ -11,6 +11,7 @@ from ovpasses.passes import (
     MakeKVStateful,
     PassReport,
     Skip,
+    StaticSlotCopy,
     StaticTokens,
 )
 from ovpasses.pipeline import Pipeline, PipelineReport
@@ -39,6 +40,7 @@ __all__ = [
     "Session",
     "Skip",
     "StateError",
+    "StaticSlotCopy",
     "StaticTokens",
     "compile_model",
     "device_config",

@@ -8,10 +8,18 @@ from collections.abc import Iterator
 from openvino import Model
 
 from ovpasses._openvino import Node, Output
+from ovpasses.importers._slots import slot_roles
 from ovpasses.importers._walk import ATTENTION_OPS, consumer_nodes, source_of_mask
 
 # Roles that several inputs of one graph may have.
-SHARED_ROLES = ("kv_write_idx", "self_kq_mask", "self_kq_mask_swa")
+SHARED_ROLES = (
+    "kv_write_idx",
+    "self_kq_mask",
+    "self_kq_mask_swa",
+    "rs_slot_begin",
+    "rs_remainder_begin",
+    "rs_src_begin",
+)
 
 # Ops that hand an index or a position on in another shape or type.
 _VIEWS = ("Convert", "Reshape", "Squeeze", "Unsqueeze", "Transpose")
@@ -31,6 +39,12 @@ def input_roles(model: Model) -> dict[str, str]:
     kv_write_idx        says at which cells of a cache, that is an input itself, the new rows go
     attention_size      ends the Slice of a cache's cells that attention reads
     n_seq_active        leads the target shapes of Reshapes, where the batch goes
+    seq_active_start    begins the Slice of a cache's sequences; ``seq_active_end`` ends it
+    rs_s_copy           lists the slots of recurrent states that are read
+    s_copy_active_...   says how many of them this call's sequences have (``s_copy_active_slot_len``)
+    cache_rs_reset_idx  is the first slot to clear; ``cache_rs_reset_len`` says how many
+    rs_slot_begin       is the first slot that new states go to; ``rs_remainder_begin`` where moved ones go
+    rs_src_begin        is where new states begin in what a layer computes: after the tokens
     ==================  =========================================================================================
 
     Args:
@@ -41,6 +55,7 @@ def input_roles(model: Model) -> dict[str, str]:
     """
     masks = {source_of_mask(op) for op in model.get_ops() if op.get_type_name() in ATTENTION_OPS}
     roles = {}
+    slots = slot_roles(model)
     for parameter in model.get_parameters():
         output = parameter.output(0)
         shape = output.get_partial_shape()
@@ -48,6 +63,8 @@ def input_roles(model: Model) -> dict[str, str]:
         if parameter in masks and parameter.get_element_type().is_real() and rank > 2:
             sliding = any(name.endswith("_swa") for name in output.get_names())
             role: str | None = "self_kq_mask_swa" if sliding else "self_kq_mask"
+        elif parameter in slots:
+            role = slots[parameter]
         else:
             role = _role(output) if parameter.get_element_type().is_integral_number() else None
         if role is not None:
@@ -85,7 +102,7 @@ def _is_write_index(node: Node, index: int) -> bool:
         return False
     cache, rows = node.input_value(0), node.input_value(2)
     axis = node.input_value(3).get_node()
-    if cache.get_node().get_type_name() != "Parameter" or axis.get_type_name() != "Constant":
+    if not _is_cache(cache) or axis.get_type_name() != "Constant":
         return False
     into, new = cache.get_partial_shape(), rows.get_partial_shape()
     if into.rank.is_dynamic or into.rank != new.rank:
@@ -131,14 +148,35 @@ def _is_angle(node: Node, index: int) -> bool:
     return any(n.get_type_name() in ("Sin", "Cos") for n in consumer_nodes(node.output(0), through))
 
 
-def _is_cell_count(node: Node, index: int) -> bool:
-    if node.get_type_name() != "Slice" or index != 2:
-        return False
+def _is_cache(output: Output) -> bool:
+    """An input, or a view of one: a cache of several sequences is written as one long row of cells."""
+    while output.get_node().get_type_name() == "Reshape":
+        output = output.get_node().input_value(0)
+    return bool(output.get_node().get_type_name() == "Parameter")
+
+
+def _cut_of_cache(node: Node) -> int | None:
+    """The axis on which a Slice cuts an updated cache."""
+    if node.get_type_name() != "Slice" or node.get_input_size() != 5:
+        return None
     source = node.input_value(0).get_node()
-    while source.get_type_name() in ("Reshape", "Convert"):
+    while source.get_type_name() in ("Reshape", "Convert", "Slice"):
         source = source.input_value(0).get_node()
-    updated = source.get_type_name() == "ScatterUpdate"
-    return updated and bool(source.input_value(0).get_node().get_type_name() == "Parameter")
+    axis = node.input_value(4).get_node()
+    updated = source.get_type_name() == "ScatterUpdate" and _is_cache(source.input_value(0))
+    return int(axis.get_data().ravel()[0]) if updated and axis.get_type_name() == "Constant" else None
+
+
+def _is_cell_count(node: Node, index: int) -> bool:
+    return index == 2 and (_cut_of_cache(node) or 0) != 0
+
+
+def _is_first_sequence(node: Node, index: int) -> bool:
+    return index == 1 and _cut_of_cache(node) == 0
+
+
+def _is_last_sequence(node: Node, index: int) -> bool:
+    return index == 2 and _cut_of_cache(node) == 0
 
 
 def _is_batch(node: Node, index: int) -> bool:
@@ -154,5 +192,7 @@ _TELLS = {
     "inp_tokens": _is_token,
     "out_ids": _is_row_choice,
     "attention_size": _is_cell_count,
+    "seq_active_start": _is_first_sequence,
+    "seq_active_end": _is_last_sequence,
     "n_seq_active": _is_batch,
 }

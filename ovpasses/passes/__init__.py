@@ -7,6 +7,7 @@ from ovpasses.passes.kv_state_seq_axis import KVStateSeqAxis
 from ovpasses.passes.lower_gated_delta_net import LowerGatedDeltaNet
 from ovpasses.passes.make_kv_stateful import MakeKVStateful
 from ovpasses.passes.report import PassReport, Skip
+from ovpasses.passes.static_slot_copy import StaticSlotCopy
 from ovpasses.passes.static_tokens import StaticTokens
 
 __all__ = [
@@ -18,5 +19,6 @@ __all__ = [
     "MakeKVStateful",
     "PassReport",
     "Skip",
+    "StaticSlotCopy",
     "StaticTokens",
 ]

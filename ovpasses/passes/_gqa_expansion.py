@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ovpasses._openvino import Node, Output, ops
-from ovpasses.passes._edit import Input, const, const_value, consumers, like, redirect
+from ovpasses._openvino import Node, Output
+from ovpasses.passes._edit import Input, const, const_value, consumers, redirect
 
 
 def is_swap_of_dims_1_2(node: Node) -> bool:
@@ -31,13 +31,17 @@ class ExpansionThenTranspose:
     size: int
 
     def on_transposed(self, source: Output) -> None:
-        """Rebuild the expansion on ``source [b,h,s,d]``; the Transpose is no longer needed."""
-        unsqueeze = like(ops.unsqueeze(source, const([2])), self.unsqueeze)
-        repeats = const([1, 1, self.repeats, 1, 1])
-        broadcast = like(ops.broadcast(unsqueeze, repeats, broadcast_spec="BIDIRECTIONAL"), self.broadcast)
-        flat = const([0, self.heads * self.repeats, -1, self.size])
-        reshape = like(ops.reshape(broadcast, flat, special_zero=True), self.reshape)
-        redirect(self.transpose.output(0), reshape.output(0))
+        """Let the expansion work on ``source [b,h,s,d]``; the Transpose is no longer needed."""
+        self.unsqueeze.input(0).replace_source_output(source)
+        self.reshape.set_attribute("special_zero", True)
+        for node, argument in (
+            (self.unsqueeze, [2]),
+            (self.broadcast, [1, 1, self.repeats, 1, 1]),
+            (self.reshape, [0, self.heads * self.repeats, -1, self.size]),
+        ):
+            node.input(1).replace_source_output(const(argument).output(0))
+            node.validate_and_infer_types()
+        redirect(self.transpose.output(0), self.reshape.output(0))
 
 
 def find_expansion_then_transpose(reader: Input) -> ExpansionThenTranspose | None:

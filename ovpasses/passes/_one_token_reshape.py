@@ -15,6 +15,9 @@ from ovpasses.passes._edit import const_value, consumers
 _UNARY = ("Convert", "Sigmoid", "Swish", "Relu", "Exp", "Negative", "Sqrt")
 _BINARY = ("Add", "Multiply", "Subtract", "Divide")
 
+# What a Slice to the end of a dim of unknown length has as its bound, or a little less.
+_NO_BOUND = 2**30
+
 
 @dataclass(frozen=True)
 class OneToken:
@@ -40,8 +43,8 @@ def _tokens(value: Output, elements: int) -> int | None:
     shape = value.get_partial_shape()
     if shape.rank.is_dynamic or shape.is_static:
         return None  # what is static has been checked by OpenVINO itself
-    most = [shape[d].get_max_length() for d in range(shape.rank.get_length())]
-    if any(m < 0 for m in most) or prod(most) <= elements or prod(most) % elements:
+    most = [int(shape[d].get_max_length()) for d in range(shape.rank.get_length())]
+    if any(m < 0 or m > _NO_BOUND for m in most) or prod(most) <= elements or prod(most) % elements:
         return None
     return prod(most) // elements
 

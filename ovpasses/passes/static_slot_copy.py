@@ -7,10 +7,12 @@ from typing import ClassVar
 from openvino import Model, PartialShape, Type
 
 from ovpasses._openvino import Node
+from ovpasses.importers._slot_rows import Rows, attention_slices, folded
+from ovpasses.importers._slots import SlotCache, SlotWrite, slot_caches
+from ovpasses.passes._cache_pairs import result_names
 from ovpasses.passes._edit import Input, const, const_value, deferred, parameter, redirect, rewire
 from ovpasses.passes._one_token_reshape import OneToken, one_token_reshapes
-from ovpasses.passes._slot_caches import SlotCache, SlotWrite, slot_caches
-from ovpasses.passes._slot_rows import Rows, attention_slices, folded
+from ovpasses.passes._slot_edits import end_of_rows
 from ovpasses.passes.base import Edit, ReportedPass
 from ovpasses.passes.report import PassReport
 
@@ -58,17 +60,17 @@ class StaticSlotCopy(ReportedPass):
 
     def plan(self, model: Model, report: PassReport) -> list[Edit]:
         caches = list(slot_caches(model))
-        edits = _lists(caches, report)
+        reshapes = dict(one_token_reshapes(model)) if caches else {}
+        unclear = next((name for name, found in reshapes.items() if not isinstance(found, OneToken)), None)
+        edits = _lists(caches, unclear, report)
         for cache in caches:
             edits += _reset(model, cache, report)
         for cache in caches:
             edits += _writes(model, cache, report)
-        if caches:
-            edits += _reshapes(model, report)
-        return edits
+        return edits + _reshapes(reshapes, report)
 
 
-def _lists(caches: list[SlotCache], report: PassReport) -> list[Edit]:
+def _lists(caches: list[SlotCache], unclear: str | None, report: PassReport) -> list[Edit]:
     edits: list[Edit] = []
     lists: dict[str, tuple[Node, set[int | None]]] = {}
     for cache in caches:
@@ -81,6 +83,8 @@ def _lists(caches: list[SlotCache], report: PassReport) -> list[Edit]:
         elif len(lengths) != 1 or None in lengths or shape.rank.is_dynamic:
             found = ", ".join(sorted("unknown" if n is None else str(n) for n in lengths))
             report.skip(name, "list", f"the caches that it indexes have {found} slots, wanted one number for all")
+        elif unclear is not None:
+            report.skip(name, "token", f"with its length known, Reshape {unclear} would not fit what comes in")
         else:
             last = shape.rank.get_length() - 1
             fixed = [1] * last + [max(n for n in lengths if n is not None)]
@@ -138,30 +142,30 @@ def _writes(model: Model, cache: SlotCache, report: PassReport) -> list[Edit]:
     for result in cache.kept:
         report.skip(result.get_friendly_name(), "already", "is the untouched cache")
     rows, update, slots = cache.rows, cache.update, cache.slots
-    if isinstance(rows, str) or update is None or slots is None:
-        if not (rows_written_whole := _written_whole(model, cache)):
-            report.skip(cache.name, "rows", rows if isinstance(rows, str) else "its number of slots is unknown")
-        else:
-            report.skip(cache.name, "already", rows_written_whole)
+    if _is_written_whole(model, cache):
+        report.skip(cache.name, "already", "its output is the new rows alone")
+        return edits
+    if isinstance(rows, str) or update is None:
+        report.skip(cache.name, "rows", str(rows))
+        return edits
+    if why is not None or slots is None:
+        report.skip(cache.name, "active", str(why))
         return edits
     wrong = rows.why_not_at_end(slots)
-    if why is not None:
-        report.skip(cache.name, "active", why)
-    elif wrong is None:
+    if wrong is None:
         report.skip(cache.name, "already", f"the {rows.kind} is taken at the end of what the layer computes")
     else:
         report.done(cache.name)
         edits.append(deferred(_write_end, cache, update, rows, slots))
     if rows.kind == "state":
-        edits += _attention(rows, slots, why, report)
+        edits += _attention(rows, slots, report)
     return edits
 
 
-def _written_whole(model: Model, cache: SlotCache) -> str | None:
-    """What a cache that this pass has rewritten looks like: its output has no part of the old value around the rows."""
-    names = {result.get_friendly_name() for result in model.get_results()}
-    whole = not cache.writes and bool(names & {cache.parameter.get_friendly_name(), cache.name})
-    return "its output is the new rows alone" if whole else None
+def _is_written_whole(model: Model, cache: SlotCache) -> bool:
+    """What this pass leaves: an output of the cache's name without parts of the old value around the rows."""
+    own = {cache.parameter.get_friendly_name(), cache.name}
+    return not cache.writes and any(own & result_names(result) for result in model.get_results())
 
 
 def _why_not_all_active(cache: SlotCache) -> str | None:
@@ -178,28 +182,25 @@ def _why_not_all_active(cache: SlotCache) -> str | None:
 
 def _write_end(cache: SlotCache, update: SlotWrite, rows: Rows, slots: int) -> None:
     concat = update.concat
-    new = rows.at_end(slots, [1, 1, slots, cache.width], concat.get_friendly_name())
-    redirect(concat.output(0), new)
+    redirect(concat.output(0), end_of_rows(rows, slots, cache.width, concat).output(0))
 
 
-def _attention(rows: Rows, slots: int, why: str | None, report: PassReport) -> list[Edit]:
+def _attention(rows: Rows, slots: int, report: PassReport) -> list[Edit]:
     edits: list[Edit] = []
     wanted = -rows.per_slot * slots
     for cut in attention_slices(rows.source):
         end = folded(cut.input_value(2))
         if end == wanted:
             report.skip(cut.get_friendly_name(), "already", f"the attention rows end at {wanted}")
-        elif why is not None:
-            report.skip(cut.get_friendly_name(), "active", why)
         else:
             report.done(cut.get_friendly_name())
             edits.append(deferred(rewire, cut.input(2), const([wanted]).output(0)))
     return edits
 
 
-def _reshapes(model: Model, report: PassReport) -> list[Edit]:
+def _reshapes(reshapes: dict[str, OneToken | str], report: PassReport) -> list[Edit]:
     edits: list[Edit] = []
-    for name, found in one_token_reshapes(model):
+    for name, found in reshapes.items():
         if isinstance(found, OneToken):
             report.done(name)
             edits.append(deferred(rewire, found.reshape.input(1), const(found.target).output(0)))

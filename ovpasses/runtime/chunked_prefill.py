@@ -51,10 +51,10 @@ class ChunkedSession:
                 f"the prefill model has {self._prefill.cells} cells, the decode model {self._decode.cells}; "
                 "rewrite both with one context"
             )
-        recurrent = [layer.index for layer in info.layers if layer.kind == RECURRENT]
-        if recurrent and self._prefill.tokens > 1 and not self._prefill.knows_padding:
+        self._recurrent = [layer.index for layer in info.layers if layer.kind == RECURRENT]
+        if self._recurrent and self._prefill.tokens > 1 and not self._prefill.knows_padding:
             raise StateError(
-                f"layer {recurrent[0]} is recurrent and the prefill model has no input {VALID_INPUT}, so padding "
+                f"layer {self._recurrent[0]} is recurrent and the prefill model has no input {VALID_INPUT}, so padding "
                 "would reach its state; run ChunkValidLen"
             )
         self._caches = SharedCaches(self._prefill.carried, self._decode.carried)
@@ -82,6 +82,26 @@ class ChunkedSession:
         self._caches.clear()
         self._position = 0
         self._failed = False
+
+    def trim(self, n: int) -> None:
+        """Keep the first ``n`` tokens and forget those after them; their cells are hidden and written again.
+
+        Args:
+            n: tokens to keep, at most :attr:`position`; 0 is a reset.
+
+        Raises:
+            StateError: there are not so many tokens, or a recurrent layer's state cannot go back to token ``n``.
+        """
+        if not 0 <= n <= self._position:
+            raise StateError(f"cannot keep {n} tokens, the session holds {self._position}")
+        if n == 0:
+            self.reset()
+        elif n < self._position and self._recurrent:
+            raise StateError(
+                f"the state of recurrent layer {self._recurrent[0]} stands at position {self._position} and cannot "
+                f"go back to {n}; reset the session and run the tokens again"
+            )
+        self._position = n
 
     def state(self, name: str) -> np.ndarray:
         """A copy of a cache or recurrent state by its input name (``cache_k_l0``: only ``position`` cells count).

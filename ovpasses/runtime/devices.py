@@ -126,7 +126,8 @@ def _refuse_dynamic(model: Model) -> None:
     for port in model.inputs:
         if port.get_partial_shape().is_dynamic:
             raise DeviceError(
-                f"input {port.get_any_name()} {port.get_partial_shape()} is dynamic; an NPU takes static shapes only"
+                f"input {port.get_any_name()} {port.get_partial_shape()} is dynamic; an NPU takes static shapes "
+                "only, run the preset static-prefill or static-decode"
             )
 
 

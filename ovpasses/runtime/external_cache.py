@@ -1,4 +1,4 @@
-"""The KV caches of a stateless graph, kept outside it: what a session feeds in and takes out at every inference."""
+"""The caches of a stateless graph, kept outside it: what a session feeds in and takes out at every inference."""
 
 from __future__ import annotations
 
@@ -13,16 +13,20 @@ from ovpasses.ggml_names import CACHE_NAME
 
 DEFAULT_CELLS = 256
 
+# Caches that hold a fixed size per sequence, in slots, and not a cell per token.
+SLOT_KINDS = ("cache_r", "cache_s")
+
 
 class ExternalCache:
-    """Cache tensors of a fixed number of cells; cell i holds position i.
+    """Cache tensors of a fixed number of cells, for one sequence or several; cell i of a sequence holds position i.
 
-    The slow way round (each step copies every cache), and the reference for what a stateful rewrite must compute.
+    Recurrent caches ``[1, 1, slots, width]`` hold one slot per sequence. The slow way round (each step copies every
+    cache), and the reference for what a stateful rewrite must compute.
 
     Args:
         compiled: a compiled stateless model that updates its caches by write index.
         ports: the cache inputs, by name.
-        cells: how many tokens the caches hold, where the graph leaves it open.
+        cells: how many tokens of a sequence the caches hold, where the graph leaves it open.
 
     Raises:
         StateError: a cache's shape or output cannot be told.
@@ -30,13 +34,24 @@ class ExternalCache:
 
     def __init__(self, compiled: CompiledModel, ports: dict[str, Any], cells: int) -> None:
         self._outputs = {name: output_of(compiled, name) for name in ports}
-        self._values = {name: _empty(name, port, cells) for name, port in ports.items()}
-        self.cells = min(_cells(port, cells) for port in ports.values())
+        rows = {name: port for name, port in ports.items() if not _is_in_slots(name)}
+        lengths = {name: _cells(port, self._outputs[name], cells) for name, port in rows.items()}
+        self.cells = min(lengths.values(), default=cells)
+        self.sequences = max((_sequences(port) for port in rows.values()), default=1)
+        self._values = {
+            name: _empty(name, port, lengths.get(name, self.sequences), _dim(name, port))
+            for name, port in ports.items()
+        }
 
-    def reset(self) -> None:
-        """Forget every row."""
-        for value in self._values.values():
-            value.fill(0)
+    def reset(self, slot: int = 0) -> None:
+        """Forget what one sequence has left."""
+        for name, value in self._values.items():
+            if _is_in_slots(name):
+                value[:, :, slot] = 0
+            elif self.sequences > 1:
+                value[:, slot] = 0
+            else:
+                value.fill(0)
 
     def feed(self) -> dict[str, Tensor]:
         """The caches as inputs of the next inference."""
@@ -47,24 +62,52 @@ class ExternalCache:
         for name, output in self._outputs.items():
             np.copyto(self._values[name], request.get_tensor(output).data)
 
+    def value(self, name: str, slot: int = 0) -> np.ndarray:
+        """A copy of what one sequence has in a cache: ``[cells, heads*size]``, or ``[width]`` of a recurrent one.
 
-def _sequence_dim(port: Any) -> int:
-    """The cells: dim 2 of ``[1, 1, cells, heads*size]``, dim 1 of ``[1, cells, heads, size]``."""
+        Raises:
+            StateError: there is no such cache.
+        """
+        if name not in self._values:
+            raise StateError(f"cache {name} is not there, wanted one of {', '.join(sorted(self._values))}")
+        value = self._values[name]
+        if _is_in_slots(name):
+            return np.array(value[0, 0, slot])
+        return np.array(value[0, slot] if self.sequences > 1 else value[0]).squeeze()
+
+
+def _is_in_slots(name: str) -> bool:
+    found = CACHE_NAME.search(name)
+    return found is not None and found["kind"] in SLOT_KINDS
+
+
+def _dim(name: str, port: Any) -> int:
+    """The cells: dim 2 of ``[1, sequences, cells, heads*size]``, dim 1 of ``[1, cells, heads, size]``; or the slots."""
     shape = port.get_partial_shape()
-    return 1 if shape[1].is_dynamic else 2
+    return 1 if shape[1].is_dynamic and not _is_in_slots(name) else 2
 
 
-def _cells(port: Any, cells: int) -> int:
-    dim = port.get_partial_shape()[_sequence_dim(port)]
-    return dim.get_length() if dim.is_static else cells
-
-
-def _empty(name: str, port: Any, cells: int) -> np.ndarray:
+def _sequences(port: Any) -> int:
+    """Dim 1 of ``[1, sequences, cells, heads*size]``, when the cells are dim 2."""
     shape = port.get_partial_shape()
-    at = _sequence_dim(port)
-    dims = [_cells(port, cells) if d == at else shape[d] for d in range(shape.rank.get_length())]
+    return int(shape[1].get_length()) if shape[1].is_static and shape[2].is_dynamic else 1
+
+
+def _cells(port: Any, output: Any, cells: int) -> int:
+    """The cells that the input has, else those that the graph has made of them where it leaves no choice."""
+    at = 1 if port.get_partial_shape()[1].is_dynamic else 2
+    for one in (port, output):
+        shape = one.get_partial_shape()
+        if shape.rank.is_static and shape.rank.get_length() == 4 and shape[at].is_static:
+            return int(shape[at].get_length())
+    return cells
+
+
+def _empty(name: str, port: Any, length: int, at: int) -> np.ndarray:
+    shape = port.get_partial_shape()
+    dims = [length if d == at and shape[d].is_dynamic else shape[d] for d in range(shape.rank.get_length())]
     if any(not isinstance(d, int) and d.is_dynamic for d in dims):
-        raise StateError(f"cache input {name} is {shape}, wanted the cells as its only dynamic dim")
+        raise StateError(f"cache input {name} is {shape}, wanted the cells or slots as its only dynamic dim")
     known = [d if isinstance(d, int) else d.get_length() for d in dims]
     return np.zeros(known, dtype=port.get_element_type().to_dtype())
 

@@ -24,6 +24,8 @@ class Step:
         real: how many of the T tokens are real; those after them pad a chunk. None: all.
         cells: cells of caches of a fixed size, which the masks then cover; None: the past and the T tokens.
         given: positions of the real tokens by plane, int64 ``[planes, real]``; None: those of text.
+        slot: where the sequence is among those that the caches hold.
+        first_cell: the sequence's first cell, where the cells of all sequences are counted as one row.
     """
 
     tokens: np.ndarray
@@ -34,6 +36,8 @@ class Step:
     real: int | None = None
     cells: int | None = None
     given: np.ndarray | None = None
+    slot: int = 0
+    first_cell: int = 0
 
     @property
     def count(self) -> int:
@@ -100,8 +104,18 @@ MAKERS: dict[str, Callable[[Step], np.ndarray]] = {
     "beam_idx": lambda step: np.array([0]),
     "chunk_valid_len": lambda step: np.array([step.count if step.real is None else step.real]),
     # Caches outside the model: cell i holds position i, and attention sees all cells that hold something.
-    "kv_write_idx": lambda step: step.positions,
+    "kv_write_idx": lambda step: step.first_cell + step.positions,
     "inp_kv_idx": lambda step: step.positions,
     "attention_size": lambda step: np.array([step.start + step.count]),
     "n_seq_active": lambda step: np.array([1]),
+    "seq_active_start": lambda step: np.array([step.slot]),
+    "seq_active_end": lambda step: np.array([step.slot + 1]),
+    # Recurrent states outside the model: a sequence reads and writes one slot, and clears it when it starts.
+    "rs_s_copy": lambda step: np.array([step.slot]),
+    "s_copy_active_slot_len": lambda step: np.array([1]),
+    "cache_rs_reset_idx": lambda step: np.array([step.slot]),
+    "cache_rs_reset_len": lambda step: np.array([int(step.start == 0)]),
+    "rs_slot_begin": lambda step: np.array([step.slot]),
+    "rs_remainder_begin": lambda step: np.array([step.slot + 1]),
+    "rs_src_begin": lambda step: np.array([step.count]),
 }

@@ -11,7 +11,7 @@ from openvino import CompiledModel, Tensor
 from ovpasses.errors import DeviceError, StateError, one_line
 from ovpasses.ggml_names import CACHE_NAME
 from ovpasses.importers.graph_info import GraphInfo
-from ovpasses.runtime.external_cache import DEFAULT_CELLS, ExternalCache
+from ovpasses.runtime.external_cache import DEFAULT_CELLS, SLOT_KINDS, ExternalCache
 from ovpasses.runtime.inputs import MAKERS, ROW_INPUTS, Step
 from ovpasses.runtime.ports import check_inputs, checked_ids, input_tensor, logits_port
 
@@ -27,12 +27,23 @@ class Session:
         info: what :func:`ovpasses.read_model` found out about the model.
         step: most tokens that one inference takes; a longer prompt is run in several.
         cells: tokens that caches outside the model hold, 256 when not given (or the model's context when that is less).
+        slot: which of the sequences that such caches hold.
+        beside: a session of the same compiled model, for another of them, with which to share the caches.
 
     Raises:
-        StateError: the model needs inputs that a session cannot make, or still has its caches outside.
+        StateError: the model needs inputs that a session cannot make, still has its caches outside, or has no such slot.
     """
 
-    def __init__(self, compiled: CompiledModel, info: GraphInfo, *, step: int = 512, cells: int | None = None) -> None:
+    def __init__(
+        self,
+        compiled: CompiledModel,
+        info: GraphInfo,
+        *,
+        step: int = 512,
+        cells: int | None = None,
+        slot: int = 0,
+        beside: Session | None = None,
+    ) -> None:
         if step < 1:
             raise StateError(f"step is {step}, wanted at least 1 token")
         if cells is not None and cells < 1:
@@ -44,7 +55,11 @@ class Session:
         caches = _cache_inputs(self._ports, self._roles)
         check_inputs(self._ports, self._roles, caches, info)
         default = min(DEFAULT_CELLS, info.context_length or DEFAULT_CELLS)
-        self._cache = ExternalCache(compiled, caches, cells or default) if caches else None
+        self._cache = ExternalCache(compiled, caches, cells or default) if caches and beside is None else None
+        self._cache = beside._cache if beside is not None else self._cache
+        if not 0 <= slot < self.sequences:
+            raise StateError(f"slot is {slot}, but the caches hold {self.sequences} sequence(s)")
+        self._slot = slot
         self._logits = logits_port(compiled, info)
         self._picks_rows = any(role in ROW_INPUTS for role in self._roles.values())
         self._request = compiled.create_infer_request()
@@ -56,11 +71,16 @@ class Session:
         """Tokens run so far; the next one gets this position."""
         return self._position
 
+    @property
+    def sequences(self) -> int:
+        """How many sequences the caches outside the model hold; 1 when they are inside."""
+        return self._cache.sequences if self._cache is not None else 1
+
     def reset(self) -> None:
-        """Forget everything: the next token is at position 0 again."""
+        """Forget everything: the next token is at position 0 again. Other sequences of the same caches go on."""
         self._request.reset_state()
         if self._cache is not None:
-            self._cache.reset()
+            self._cache.reset(self._slot)
         self._position = 0
         self._failed = False
 
@@ -133,7 +153,9 @@ class Session:
     def _infer(self, ids: np.ndarray, all_logits: bool) -> np.ndarray:
         rows = np.arange(ids.size) if all_logits else np.array([ids.size - 1])
         window = self.info.windows[0] if self.info.windows else None
-        step = Step(ids, self._position, rows, self.info.position_planes, window)
+        first = self._slot * self._cache.cells if self._cache is not None else 0
+        planes = self.info.position_planes
+        step = Step(ids, self._position, rows, planes, window, slot=self._slot, first_cell=first)
         kept = self._cache.feed() if self._cache is not None else {}
         made = {n: input_tensor(n, MAKERS[self._roles[n]](step), p) for n, p in self._ports.items() if n not in kept}
         self._run({**made, **kept})
@@ -146,8 +168,7 @@ class Session:
 
 
 def _cache_inputs(ports: dict[str, Any], roles: dict[str, str]) -> dict[str, Any]:
-    """The caches that a session can keep outside the model: those of a graph that takes write indices."""
-    if "kv_write_idx" not in roles.values():
-        return {}
-    kinds = ("cache_k", "cache_v")
+    """The caches that a session can keep outside: of a graph that takes write indices, or a list of slots."""
+    kinds = [*(("cache_k", "cache_v") if "kv_write_idx" in roles.values() else ())]
+    kinds += SLOT_KINDS if "rs_s_copy" in roles.values() else ()
     return {n: p for n, p in ports.items() if (found := CACHE_NAME.search(n)) is not None and found["kind"] in kinds}

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from ovpasses._openvino import Node, Output, ops
-from ovpasses.passes._edit import const, const_value, consumers, like
+from ovpasses._openvino import Constant, Node, Output
 
 VIEWS = ("Reshape", "Squeeze", "Unsqueeze")
-TO_THE_END = 2**31 - 1
 _ROW_AXIS = 2  # of the packed result [1, 1, rows, heads*size]
 
 
@@ -33,32 +32,28 @@ class Rows:
     per_slot: int
     kind: str
 
+    def start(self, slots: int) -> int:
+        """Where they start, from the end: of a window for each slot alike, of states one after the other."""
+        return -self.per_slot * (slots if self.kind == "state" else 1)
+
     def why_not_at_end(self, slots: int) -> str | None:
         """None when they are taken at the end for every token count, else what the graph takes."""
         if self.cut.get_type_name() == "Gather":
             return None  # ends at the last valid token, which an input tells
         start = folded(self.cut.input_value(1))
         behind = self.cut.input_value(0) != self.source
-        wanted = -self.per_slot * (slots if self.kind == "state" else 1)
-        if start == wanted and not behind:
+        if start == self.start(slots) and not behind:
             return None
         found = "an input" if start is None else str(start)
-        return f"the {self.kind} is taken from {found}{' of a view' if behind else ''}, wanted {wanted}"
-
-    def at_end(self, slots: int, shape: list[int], name: str) -> Output:
-        """The rows taken at the end, as ``shape``."""
-        start = -self.per_slot * (slots if self.kind == "state" else 1)
-        cut = ops.slice(self.source, const([start]), const([TO_THE_END]), const([1]), const([self.axis]))
-        rows = ops.reshape(like(cut, self.cut), const(shape), special_zero=False)
-        rows.set_friendly_name(name)
-        return rows.output(0)
+        return f"the {self.kind} is taken from {found}{' of a view' if behind else ''}, wanted {self.start(slots)}"
 
 
 def find_rows(rows: Output, width: int) -> Rows | str:
     """Follow new rows ``[1, 1, slots, width]`` to where they come from; the reason when they cannot be followed."""
     value = _before_views(rows)
     if value.get_node().get_type_name() not in ("Slice", "Gather"):
-        return f"{value.get_node().get_type_name()} {value.get_node().get_friendly_name()} makes its rows, wanted a Slice"
+        maker = value.get_node()
+        return f"{maker.get_type_name()} {maker.get_friendly_name()} makes its rows, wanted a Slice"
     cut, axis = value.get_node(), _axis(value.get_node())
     while value.get_node().get_type_name() in ("Slice", "Gather"):
         if _axis(value.get_node()) != axis:
@@ -70,7 +65,8 @@ def find_rows(rows: Output, width: int) -> Rows | str:
         return Rows(cut, source, 3, columns.get_length(), "window") if columns.is_static else "its window is dynamic"
     if _is_packed(source) and axis == _ROW_AXIS and shape[3].is_static and width % shape[3].get_length() == 0:
         return Rows(cut, source, axis, width // shape[3].get_length(), "state")
-    return f"its rows come from {node.get_type_name()} {node.get_friendly_name()} {shape}, no window and no packed result"
+    found = f"{node.get_type_name()} {node.get_friendly_name()} {shape}"
+    return f"its rows come from {found}, wanted the columns of a convolution or a packed result"
 
 
 def _before_views(value: Output, stop: Output | None = None) -> Output:
@@ -92,29 +88,40 @@ def _is_packed(value: Output) -> bool:
 
 def _axis(cut: Node) -> int | None:
     """The one axis that a Slice or Gather cuts."""
-    value = const_value(cut.input_value(4 if cut.get_type_name() == "Slice" else 2)) if _has_axis(cut) else None
+    value = constant(cut.input_value(4 if cut.get_type_name() == "Slice" else 2)) if _has_axis(cut) else None
     rank = cut.get_output_partial_shape(0).rank
     if value is None or value.size != 1 or rank.is_dynamic:
         return None
-    return int(value.ravel()[0]) % rank.get_length()
+    return int(value.ravel()[0]) % int(rank.get_length())
 
 
 def _has_axis(cut: Node) -> bool:
     return bool(cut.get_type_name() == "Gather" or cut.get_input_size() == 5)
 
 
+def readers(output: Output) -> list[Any]:
+    """Inputs fed by an output, in a stable order."""
+    return sorted(output.get_target_inputs(), key=lambda i: (i.get_node().get_instance_id(), i.get_index()))
+
+
 def attention_slices(packed: Output) -> Iterator[Node]:
     """The Slices that take the attention rows of a packed result, which come first."""
-    for reader in consumers(packed):
+    for reader in readers(packed):
         node = reader.get_node()
         if node.get_type_name() == "Slice" and _axis(node) == _ROW_AXIS and folded(node.input_value(1)) == 0:
             yield node
 
 
+def constant(value: Output) -> np.ndarray | None:
+    """What a Constant holds, else None."""
+    node = value.get_node()
+    return node.get_data() if isinstance(node, Constant) else None
+
+
 def folded(value: Output) -> int | None:
     """The one integer that an expression of constants is; None when an input is part of it."""
     node = value.get_node()
-    known = const_value(value)
+    known = constant(value)
     if known is not None:
         return int(known.ravel()[0]) if known.size == 1 and np.issubdtype(known.dtype, np.integer) else None
     parts = [folded(node.input_value(i)) for i in range(node.get_input_size())]
@@ -128,6 +135,6 @@ def folded(value: Output) -> int | None:
             return a + b
         case "Negative", [a]:
             return -a
-        case ("Convert" | "Squeeze" | "Unsqueeze" | "Reshape"), [a, *_]:
+        case (("Convert" | "Squeeze" | "Unsqueeze" | "Reshape"), [a, *_]):
             return a
     return None

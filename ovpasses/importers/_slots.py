@@ -1,16 +1,15 @@
-"""Recurrent states that llama.cpp's dumps keep in numbered slots: how a graph reads them by a list and writes them back."""
+"""Recurrent states that llama.cpp's dumps keep in numbered slots, read by a list and written back."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from openvino import Model
 
 from ovpasses._openvino import Node, Output
-from ovpasses.passes._cache_pairs import cache_name
-from ovpasses.passes._edit import Input, const_value, consumers
-from ovpasses.passes._slot_rows import VIEWS, Rows, find_rows, folded
+from ovpasses.importers._slot_rows import VIEWS, Rows, find_rows, folded, readers
 
 SLOTS = 2  # the dim of [1, 1, slots, width] that counts slots
 
@@ -19,8 +18,8 @@ SLOTS = 2  # the dim of [1, 1, slots, width] that counts slots
 class Reset:
     """What clears slots ``index .. index + count - 1`` before they are read: the inputs that take the two numbers."""
 
-    index: tuple[Input, ...]
-    count: tuple[Input, ...]
+    index: tuple[Any, ...]
+    count: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ class SlotCache:
 
     @property
     def name(self) -> str:
-        return cache_name(self.parameter)
+        return str(min(self.parameter.output(0).get_names(), default=None) or self.parameter.get_friendly_name())
 
     @property
     def slots(self) -> int | None:
@@ -123,6 +122,31 @@ class SlotCache:
         return find_rows(update.rows, self.width) if update else "nothing writes new rows into it, or several do"
 
 
+def slot_roles(model: Model) -> dict[Node, str]:
+    """The inputs that say which slots a call reads, clears and writes, with their roles (see ``input_roles``)."""
+    roles: dict[Node, str] = {}
+
+    def tell(role: str, *values: Output | None) -> None:
+        for value in values:
+            source = _behind_views(value).get_node() if value is not None else None
+            if source is not None and source.get_type_name() == "Parameter":
+                roles[source] = role
+
+    for cache in slot_caches(model):
+        for read in cache.reads:
+            roles[read.slots] = "rs_s_copy"
+            tell("s_copy_active_slot_len", read.end if read.is_active else read.begin)
+        if cache.reset is not None:
+            tell("cache_rs_reset_idx", *(i.get_source_output() for i in cache.reset.index))
+            tell("cache_rs_reset_len", *(i.get_source_output() for i in cache.reset.count))
+        for write in cache.writes:
+            tell("rs_remainder_begin" if write in cache.remainders else "rs_slot_begin", write.begin)
+        rows = cache.rows
+        if isinstance(rows, Rows) and rows.cut.get_type_name() == "Slice":
+            tell("rs_src_begin", rows.cut.input_value(1))
+    return roles
+
+
 def slot_caches(model: Model) -> Iterator[SlotCache]:
     """Every cache that is read by a list of slots, in the order of the model's inputs."""
     for parameter in model.get_parameters():
@@ -140,7 +164,7 @@ def slot_caches(model: Model) -> Iterator[SlotCache]:
 def _table(cache: Output) -> tuple[Output, Reset | None]:
     """The cache behind the Multiply that clears slots, and what clears them."""
     for value in _views_of(cache):
-        for reader in consumers(value):
+        for reader in readers(value):
             node = reader.get_node()
             if node.get_type_name() == "Multiply":
                 reset = _reset(node.input_value(1 - reader.get_index()))
@@ -165,7 +189,7 @@ def _reset(keep: Output) -> Reset | None:
 
 def _reads(table: Output) -> Iterator[SlotRead]:
     for value in _views_of(table):
-        for reader in consumers(value):
+        for reader in readers(value):
             node = reader.get_node()
             if node.get_type_name() == "Gather" and reader.get_index() == 0:
                 read = _read(node)
@@ -186,11 +210,11 @@ def _read(gather: Node) -> SlotRead | None:
 def _results(table: Output) -> tuple[tuple[SlotWrite, ...], tuple[Node, ...]]:
     writes, kept = {}, []
     for value in _views_of(table):
-        for reader in consumers(value):
+        for reader in readers(value):
             node = reader.get_node()
             if node.get_type_name() == "Result":
                 kept.append(node)
-            for consumer in consumers(node.output(0)) if node.get_type_name() == "Slice" else []:
+            for consumer in readers(node.output(0)) if node.get_type_name() == "Slice" else []:
                 write = _write(consumer.get_node(), table)
                 if write is not None:
                     writes[write.result] = write
@@ -200,7 +224,7 @@ def _results(table: Output) -> tuple[tuple[SlotWrite, ...], tuple[Node, ...]]:
 def _write(concat: Node, table: Output) -> SlotWrite | None:
     if concat.get_type_name() != "Concat" or concat.get_attributes()["axis"] != SLOTS or concat.get_input_size() != 3:
         return None
-    results = [i.get_node() for i in consumers(concat.output(0)) if i.get_node().get_type_name() == "Result"]
+    results = [i.get_node() for i in readers(concat.output(0)) if i.get_node().get_type_name() == "Result"]
     before, after = (concat.input_value(i).get_node() for i in (0, 2))
     around = all(n.get_type_name() == "Slice" and n.input_value(0) == table for n in (before, after))
     if not around or len(results) != 1:
@@ -223,9 +247,8 @@ def _views_of(value: Output) -> Iterator[Output]:
     while pending:
         here = pending.pop()
         yield here
-        for reader in consumers(here):
-            if reader.get_index() == 0 and reader.get_node().get_type_name() in VIEWS:
-                pending.append(reader.get_node().output(0))
+        first = [i.get_node() for i in readers(here) if i.get_index() == 0]
+        pending += [node.output(0) for node in first if node.get_type_name() in VIEWS]
 
 
 def _behind_views(value: Output) -> Output:
@@ -233,5 +256,3 @@ def _behind_views(value: Output) -> Output:
     while value.get_node().get_type_name() in (*VIEWS, "Convert", "Broadcast"):
         value = value.get_node().input_value(0)
     return value
-
-
