@@ -15,7 +15,7 @@ from ovpasses.passes import (
     StaticTokens,
 )
 from ovpasses.pipeline import Pipeline, PipelineReport
-from ovpasses.runtime import ChunkedSession, Session, compile_model, device_config
+from ovpasses.runtime import ChunkedSession, Session, SlotSessions, compile_model, device_config
 
 __version__ = "0.1.0"
 
@@ -39,6 +39,7 @@ __all__ = [
     "RewriteError",
     "Session",
     "Skip",
+    "SlotSessions",
     "StateError",
     "StaticSlotCopy",
     "StaticTokens",

@@ -33,9 +33,11 @@ def save_ir(imported: ImportedModel, path: Path) -> None:
     held = [op for op in imported.model.get_ops() if op.get_type_info().version_id == "extension"]
     if held:
         kinds = ", ".join(sorted({op.get_type_name() for op in held}))
+        lowered = all(op.get_type_name() == "GatedDeltaNet" for op in held)
+        advice = "lower it first, with LowerGatedDeltaNet or a portable preset" if lowered else "no pass lowers it yet"
         raise RewriteError(
             f"{held[0].get_friendly_name()}: OpenVINO cannot read back the internal op {kinds} ({len(held)} of them); "
-            "lower it first, with LowerGatedDeltaNet or a portable preset"
+            f"{advice}"
         )
     imported.model.set_rt_info(json.dumps(imported.info.to_dict()), list(INFO_KEY))
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}.") as folder:

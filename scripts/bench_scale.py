@@ -1,7 +1,7 @@
 """Time of the preset ``stateful`` by graph size, and the memory it takes on a model with 1 GB of weights.
 
-``.venv/bin/python scripts/bench_scale.py`` (the graphs are synthetic: 100 layers of attention in the form that the GGUF
-frontend imports, filled up with element-wise ops to the size wanted).
+``.venv/bin/python scripts/bench_scale.py`` (the graphs are synthetic: layers of attention in the form that the GGUF
+frontend imports, each filled up with element-wise ops to 200, so that 20,000 ops are 100 layers).
 """
 
 from __future__ import annotations
@@ -27,18 +27,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from models.tiny_graphs import Decoder, scattered
 
+OPS_PER_LAYER = 200
+
 
 def main(
-    layers: Annotated[int, typer.Option(help="Layers of every graph.")] = 100,
-    sizes: Annotated[str, typer.Option(help="Op counts, comma separated; at least what the layers need.")] = (
-        "5000,10000,20000,40000"
-    ),
+    sizes: Annotated[str, typer.Option(help="Op counts, comma separated.")] = "1000,5000,20000,40000",
     rounds: Annotated[int, typer.Option(help="Runs per size; the median counts.")] = 3,
     weights: Annotated[int, typer.Option(help="MB of weights of the model whose memory is measured.")] = 1024,
 ) -> None:
-    table = Table("ops", "preset stateful, ms", "ms per 1,000 ops")
+    table = Table("layers", "ops", "preset stateful, ms", "ms per 1,000 ops")
     for size in map(int, sizes.split(",")):
-        times, ops_before = [], 0
+        times, ops_before, layers = [], 0, max(1, size // OPS_PER_LAYER)
         for _ in range(rounds):
             model = filled(layers, size)
             ops_before = len(model.get_ops())
@@ -47,10 +46,10 @@ def main(
             times.append(1000 * (perf_counter() - started))
             assert report["MakeKVStateful"].rewritten == 2 * layers
         middle = median(times)
-        table.add_row(str(ops_before), f"{middle:.0f}", f"{1000 * middle / ops_before:.1f}")
+        table.add_row(str(layers), str(ops_before), f"{middle:.0f}", f"{1000 * middle / ops_before:.1f}")
     console = Console(width=100)
-    console.print(f"{layers} layers", table, sep="\n")
-    console.print(f"peak memory: preset stateful on {weights} MB of weights adds {growth(layers, weights):.1f} MB")
+    console.print(table)
+    console.print(f"peak memory: preset stateful on {weights} MB of weights adds {growth(100, weights):.1f} MB")
 
 
 def filled(layers: int, size: int) -> Model:

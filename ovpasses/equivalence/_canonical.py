@@ -38,6 +38,8 @@ def constant_bytes(node: Constant) -> np.ndarray:
     """A Constant's values as bytes, without a copy (4-bit and float8 types as they are packed)."""
     if node.get_element_type().get_type_name() == "string":
         return np.frombuffer(repr(node.get_value_strings()).encode(), dtype=np.uint8)
+    if node.get_element_type().is_dynamic():
+        return np.zeros(0, dtype=np.uint8)  # stands for an input that is not there, as in GatherMatmul
     return np.ascontiguousarray(node.data).reshape(-1).view(np.uint8)
 
 

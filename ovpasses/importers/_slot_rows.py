@@ -60,7 +60,7 @@ def find_rows(rows: Output, width: int) -> Rows | str:
             return f"{value.get_node().get_friendly_name()} cuts another axis than {cut.get_friendly_name()}"
         value = _before_views(value.get_node().input_value(0), stop=value.get_node().input_value(0))
     source, node, shape = value, value.get_node(), value.get_partial_shape()
-    if node.get_type_name() == "Concat" and axis == node.get_attributes()["axis"] == 3:
+    if node.get_type_name() == "Concat" and axis == int(node.get_attributes()["axis"]) % 4 == 3:
         columns = node.input_value(0).get_partial_shape()[3]
         return Rows(cut, source, 3, columns.get_length(), "window") if columns.is_static else "its window is dynamic"
     if _is_packed(source) and axis == _ROW_AXIS and shape[3].is_static and width % shape[3].get_length() == 0:

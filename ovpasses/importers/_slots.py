@@ -106,7 +106,7 @@ class SlotCache:
     def remainders(self) -> list[SlotWrite]:
         """Writes of rows that are only moved: gathered from the cache itself."""
         moved = {read.gather for read in self.reads if not read.is_active}
-        return [write for write in self.writes if _behind_views(write.rows).get_node() in moved]
+        return [write for write in self.writes if behind_views(write.rows).get_node() in moved]
 
     @property
     def update(self) -> SlotWrite | None:
@@ -120,31 +120,6 @@ class SlotCache:
         """Where the new state comes from, or the reason why that cannot be told."""
         update = self.update
         return find_rows(update.rows, self.width) if update else "nothing writes new rows into it, or several do"
-
-
-def slot_roles(model: Model) -> dict[Node, str]:
-    """The inputs that say which slots a call reads, clears and writes, with their roles (see ``input_roles``)."""
-    roles: dict[Node, str] = {}
-
-    def tell(role: str, *values: Output | None) -> None:
-        for value in values:
-            source = _behind_views(value).get_node() if value is not None else None
-            if source is not None and source.get_type_name() == "Parameter":
-                roles[source] = role
-
-    for cache in slot_caches(model):
-        for read in cache.reads:
-            roles[read.slots] = "rs_s_copy"
-            tell("s_copy_active_slot_len", read.end if read.is_active else read.begin)
-        if cache.reset is not None:
-            tell("cache_rs_reset_idx", *(i.get_source_output() for i in cache.reset.index))
-            tell("cache_rs_reset_len", *(i.get_source_output() for i in cache.reset.count))
-        for write in cache.writes:
-            tell("rs_remainder_begin" if write in cache.remainders else "rs_slot_begin", write.begin)
-        rows = cache.rows
-        if isinstance(rows, Rows) and rows.cut.get_type_name() == "Slice":
-            tell("rs_src_begin", rows.cut.input_value(1))
-    return roles
 
 
 def slot_caches(model: Model) -> Iterator[SlotCache]:
@@ -175,7 +150,7 @@ def _table(cache: Output) -> tuple[Output, Reset | None]:
 
 def _reset(keep: Output) -> Reset | None:
     """``slot < index or slot >= index + count`` as a factor of 0 or 1."""
-    either = _behind_views(keep).get_node()
+    either = behind_views(keep).get_node()
     if either.get_type_name() != "LogicalOr":
         return None
     sides = {either.input_value(i).get_node().get_type_name(): either.input_value(i).get_node() for i in (0, 1)}
@@ -198,11 +173,11 @@ def _reads(table: Output) -> Iterator[SlotRead]:
 
 
 def _read(gather: Node) -> SlotRead | None:
-    chosen = _behind_views(gather.input_value(1)).get_node()
+    chosen = behind_views(gather.input_value(1)).get_node()
     begin = end = None
     if chosen.get_type_name() == "Slice":
         begin, end = chosen.input_value(1), chosen.input_value(2)
-        chosen = _behind_views(chosen.input_value(0)).get_node()
+        chosen = behind_views(chosen.input_value(0)).get_node()
     is_list = chosen.get_type_name() == "Parameter" and chosen.get_element_type().is_integral_number()
     return SlotRead(gather, chosen, begin, end) if is_list else None
 
@@ -222,7 +197,7 @@ def _results(table: Output) -> tuple[tuple[SlotWrite, ...], tuple[Node, ...]]:
 
 
 def _write(concat: Node, table: Output) -> SlotWrite | None:
-    if concat.get_type_name() != "Concat" or concat.get_attributes()["axis"] != SLOTS or concat.get_input_size() != 3:
+    if concat.get_type_name() != "Concat" or _concat_axis(concat) != SLOTS or concat.get_input_size() != 3:
         return None
     results = [i.get_node() for i in readers(concat.output(0)) if i.get_node().get_type_name() == "Result"]
     before, after = (concat.input_value(i).get_node() for i in (0, 2))
@@ -232,10 +207,14 @@ def _write(concat: Node, table: Output) -> SlotWrite | None:
     return SlotWrite(results[0], _whole_width(concat.input_value(1)), before.input_value(2))
 
 
+def _concat_axis(concat: Node) -> int:
+    return int(concat.get_attributes()["axis"]) % 4
+
+
 def _whole_width(rows: Output) -> Output:
     """Rows without the columns before and after them, of which there are none: ``Concat(3, [..,0], rows, [..,0])``."""
     node = rows.get_node()
-    if node.get_type_name() != "Concat" or node.get_attributes()["axis"] != 3 or node.get_input_size() != 3:
+    if node.get_type_name() != "Concat" or _concat_axis(node) != 3 or node.get_input_size() != 3:
         return rows
     empty = all(node.input_value(i).get_partial_shape()[3] == 0 for i in (0, 2))
     return node.input_value(1) if empty else rows
@@ -251,7 +230,7 @@ def _views_of(value: Output) -> Iterator[Output]:
         pending += [node.output(0) for node in first if node.get_type_name() in VIEWS]
 
 
-def _behind_views(value: Output) -> Output:
+def behind_views(value: Output) -> Output:
     """What a value is a view of; an index that is broadcast is one too."""
     while value.get_node().get_type_name() in (*VIEWS, "Convert", "Broadcast"):
         value = value.get_node().input_value(0)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from openvino import Model
 
 from ovpasses._openvino import Node, Output
-from ovpasses.importers._slots import slot_roles
+from ovpasses.importers._slot_roles import slot_roles
 from ovpasses.importers._walk import ATTENTION_OPS, consumer_nodes, source_of_mask
 
 # Roles that several inputs of one graph may have.

@@ -12,13 +12,16 @@ TO_THE_END = 2**31 - 1
 def end_of_rows(rows: Rows, slots: int, width: int, origin: Node) -> Node:
     """New rows ``[1, 1, slots, width]`` taken at the end of what a layer computes, whatever the number of tokens.
 
+    Those that an input chooses (``chunk_valid_len``) stay as they are chosen.
+
     Args:
         rows: what they are the end of.
         slots: slots that are written.
         width: elements of one slot.
         origin: the node that they stand for.
     """
-    start, stop, step = ([rows.start(slots)], [TO_THE_END], [1])
-    cut = ops.slice(rows.source, const(start), const(stop), const(step), const([rows.axis]))
-    whole = ops.reshape(like(cut, rows.cut), const([1, 1, slots, width]), special_zero=False)
-    return like(whole, origin)
+    cut = rows.cut
+    if cut.get_type_name() == "Slice":
+        start, stop, step = ([rows.start(slots)], [TO_THE_END], [1])
+        cut = like(ops.slice(rows.source, const(start), const(stop), const(step), const([rows.axis])), rows.cut)
+    return like(ops.reshape(cut, const([1, 1, slots, width]), special_zero=False), origin)

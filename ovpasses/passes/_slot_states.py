@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from openvino import Model, PartialShape
 
 from ovpasses._openvino import ops
@@ -13,7 +15,20 @@ from ovpasses.passes._slot_edits import end_of_rows
 from ovpasses.passes.report import PassReport
 
 
-def slot_pair(cache: SlotCache) -> CachePair | NoPair:
+def slot_pairs(caches: Iterable[SlotCache]) -> dict[str, CachePair | NoPair]:
+    """What becomes of every cache in slots, by name: all of them become states, or none does."""
+    pairs = {cache.name: _slot_pair(cache) for cache in caches}
+    first = next((pair for pair in pairs.values() if isinstance(pair, NoPair)), None)
+    if first is None:
+        return pairs
+    together = f"the caches in slots become states together, but {first.name}: {first.reason}"
+    return {
+        name: NoPair(pair.parameter, first.step, together) if isinstance(pair, CachePair) else pair
+        for name, pair in pairs.items()
+    }
+
+
+def _slot_pair(cache: SlotCache) -> CachePair | NoPair:
     """A cache in slots as a pair that is replaced whole (after :func:`use_one_slot`), or why it cannot be one."""
     rows, update = cache.rows, cache.update
     if cache.slots != 1:
@@ -23,9 +38,6 @@ def slot_pair(cache: SlotCache) -> CachePair | NoPair:
         return NoPair(cache.parameter, "slots", "nothing reads it by the head of a slot list")
     if isinstance(rows, str) or update is None:
         return NoPair(cache.parameter, "rows", str(rows))
-    if rows.cut.get_type_name() != "Slice":
-        chosen = f"{rows.cut.get_type_name()} {rows.cut.get_friendly_name()}"
-        return NoPair(cache.parameter, "rows", f"its new rows are chosen by {chosen}, wanted a Slice")
     return CachePair(cache.parameter, update.result)
 
 

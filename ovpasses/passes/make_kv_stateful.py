@@ -21,7 +21,7 @@ from ovpasses.passes._edit import (
     zeros_constant,
 )
 from ovpasses.passes._identity import bypass
-from ovpasses.passes._slot_states import slot_pair, use_one_slot
+from ovpasses.passes._slot_states import slot_pairs, use_one_slot
 from ovpasses.passes._whole_state import drop_cell_slices, fix_sequence_count
 from ovpasses.passes.base import Edit, ReportedPass
 from ovpasses.passes.report import PassReport
@@ -68,6 +68,8 @@ class MakeKVStateful(ReportedPass):
     Keeps: tensor names (the ReadValue goes by the input's name), the variable id is input name + output name.
         Inputs that no op reads any more (``inp_kv_idx``) are removed. Of a scattered cache, which has free cells, a
         Slice from 0 to an input on the cells is bypassed, and the count of sequences (``n_seq_active``) is set to 1.
+        With a cache in slots go the inputs that list, count, clear and write slots, and the outputs that carry the slots
+        of other sequences on.
     Numerics: bit-exact where the stateless graph is defined and appends at the end of the cache.
     Source: OpenVINO's GGUF frontend (``gguf_recurrent_states`` in rt_info names recurrent pairs), measured on 2026.4.1.
 
@@ -88,9 +90,10 @@ class MakeKVStateful(ReportedPass):
         edits: list[Edit] = []
         scattered = False
         slots = {cache.name: cache for cache in slot_caches(model)}
+        slots_as_pairs = slot_pairs(slots.values())
         for found in find_pairs(model, self.pairs):
             if isinstance(found, NoPair) and found.name in slots:
-                found = slot_pair(slots[found.name])
+                found = slots_as_pairs[found.name]
                 if isinstance(found, CachePair):
                     edits.append(deferred(use_one_slot, model, slots[found.name], report))
             if isinstance(found, NoPair):

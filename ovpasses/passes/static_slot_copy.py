@@ -53,10 +53,16 @@ class StaticSlotCopy(ReportedPass):
         fixed there in ``models/recorded/before|after/qwen35/static``.
 
     Args:
+        drop_empty: rewrite a write-back that is right as well, when parts without rows are left around its new rows;
+            plugins fold them, a check for empty values counts them.
         strict: see :class:`ReportedPass`.
     """
 
     looked_for: ClassVar[str] = "cache that is read by a list of slots"
+
+    def __init__(self, *, drop_empty: bool = False, strict: bool = False) -> None:
+        super().__init__(strict=strict)
+        self.drop_empty = drop_empty
 
     def plan(self, model: Model, report: PassReport) -> list[Edit]:
         caches = list(slot_caches(model))
@@ -66,8 +72,12 @@ class StaticSlotCopy(ReportedPass):
         for cache in caches:
             edits += _reset(model, cache, report)
         for cache in caches:
-            edits += _writes(model, cache, report)
+            edits += _writes(model, cache, self.drop_empty, report)
         return edits + _reshapes(reshapes, report)
+
+    def __repr__(self) -> str:
+        options = ["drop_empty=True"] if self.drop_empty else []
+        return f"{type(self).__name__}({', '.join([*options, *(['strict=True'] if self.strict else [])])})"
 
 
 def _lists(caches: list[SlotCache], unclear: str | None, report: PassReport) -> list[Edit]:
@@ -127,7 +137,7 @@ def _read_input(model: Model, name: str, inputs: list[Input]) -> None:
         rewire(one, value)
 
 
-def _writes(model: Model, cache: SlotCache, report: PassReport) -> list[Edit]:
+def _writes(model: Model, cache: SlotCache, drop_empty: bool, report: PassReport) -> list[Edit]:
     """The write-back of the new state, that of a defrag, and the attention slices beside the former."""
     edits: list[Edit] = []
     why = _why_not_all_active(cache)
@@ -152,7 +162,7 @@ def _writes(model: Model, cache: SlotCache, report: PassReport) -> list[Edit]:
         report.skip(cache.name, "active", str(why))
         return edits
     wrong = rows.why_not_at_end(slots)
-    if wrong is None:
+    if wrong is None and not drop_empty:
         report.skip(cache.name, "already", f"the {rows.kind} is taken at the end of what the layer computes")
     else:
         report.done(cache.name)

@@ -3,5 +3,6 @@
 from ovpasses.runtime.chunked_prefill import ChunkedSession
 from ovpasses.runtime.devices import compile_model, device_config
 from ovpasses.runtime.session import Session
+from ovpasses.runtime.slot_sessions import SlotSessions
 
-__all__ = ["ChunkedSession", "Session", "compile_model", "device_config"]
+__all__ = ["ChunkedSession", "Session", "SlotSessions", "compile_model", "device_config"]

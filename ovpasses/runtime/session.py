@@ -31,7 +31,8 @@ class Session:
         beside: a session of the same compiled model, for another of them, with which to share the caches.
 
     Raises:
-        StateError: the model needs inputs that a session cannot make, still has its caches outside, or has no such slot.
+        StateError: the model needs inputs that a session cannot make, still has its caches outside, or there is no such
+            slot.
     """
 
     def __init__(

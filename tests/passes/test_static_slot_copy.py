@@ -30,9 +30,9 @@ def read(age: str, phase: str) -> ovp.ImportedModel:
     return ovp.read_model(RECORDED / age / "qwen35" / "static" / f"model_{phase}.xml")
 
 
-def repaired(age: str, phase: str, *, last: bool = False) -> ovp.ImportedModel:
+def repaired(age: str, phase: str, *, last: bool = False, drop_empty: bool = False) -> ovp.ImportedModel:
     imported = read(age, phase)
-    passes = [StaticSlotCopy(strict=True), LowerGatedDeltaNet(strict=True)]
+    passes = [StaticSlotCopy(drop_empty=drop_empty, strict=True), LowerGatedDeltaNet(strict=True)]
     ovp.Pipeline(passes[::-1] if last else passes).run(imported)
     return imported
 
@@ -125,12 +125,12 @@ def test_a_second_run_and_a_bare_manager(phase: str) -> None:
     assert structure_digest(other) == digest
 
 
-@pytest.mark.parametrize("age", ["before", "after"])
-def test_logits_are_those_of_llama_cpp(age: str) -> None:
+@pytest.mark.parametrize(("age", "drop_empty"), [("before", False), ("after", False), ("after", True)])
+def test_logits_are_those_of_llama_cpp(age: str, drop_empty: bool) -> None:
     """Four whole chunks and sixteen steps, then a second sequence over the states that the first has left."""
     reference = np.load(RECORDED / "logits" / "qwen35.npz")
     tokens, wanted = reference["tokens"], reference["logits"]
-    runner = Runner(*(repaired(age, phase) for phase in PHASES))
+    runner = Runner(*(repaired(age, phase, drop_empty=drop_empty) for phase in PHASES))
     if age == "after":  # whose padding is told apart
         assert "chunk_valid_len" in runner.made[0]
     found = runner.run(tokens, 64)
@@ -147,6 +147,105 @@ def test_a_chunked_session_runs_what_upstream_has_fixed() -> None:
     found = [session.prefill(reference["tokens"][:76])]  # the last chunk is padded
     found += [session.decode(int(token)) for token in reference["tokens"][76:]]
     assert nmse(np.concatenate(found), reference["logits"][75:]) <= 1e-5
+
+
+# A graph written by hand ---------------------------------------------------------------------------------------------
+
+
+def axis_slice(value: Any, begin: Any, end: Any, axis: int) -> Any:
+    bounds = [ops.constant(np.array([x], np.int64)) if isinstance(x, int) else x for x in (begin, end, 1, axis)]
+    return ops.slice(value, *bounds)
+
+
+def put(table: Any, rows: Any, begin: int) -> Any:
+    """Rows put into a table at a slot, as llama.cpp's backend writes it."""
+    count = ops.gather(ops.shape_of(rows), ops.constant(np.array([2])), ops.constant(np.int64(0)))
+    end = ops.add(ops.constant(np.array([begin])), count)
+    return ops.concat([axis_slice(table, 0, begin, 2), rows, axis_slice(table, end, 2**31 - 1, 2)], 2)
+
+
+def recurrent(captured: int, tokens: int, heads: int = 2, size: int = 3, cleared: int = 0, attention: int = 0) -> Model:
+    """A static graph of one recurrent layer whose new state is twice the old one, captured with some tokens.
+
+    ``attention``: where its attention slice ends, counted from the start as captured; 0: from the end.
+    """
+    width = heads * size * size
+    cache = ops.parameter([1, 1, 1, width], np.float32, name="cache_s_l0")
+    slots = ops.parameter([1, 1, 1, -1], np.int32, name="leaf_5")
+    values = ops.parameter([1, tokens, heads, size], np.float32, name="values")
+    index, count = (ops.constant(np.array([n], np.int64)) for n in (0, cleared))
+    slot = ops.constant(np.arange(1))
+    keep = ops.logical_or(ops.less(slot, index), ops.greater_equal(slot, ops.add(index, count)))
+    table = ops.multiply(cache, ops.unsqueeze(ops.convert(keep, "f32"), ops.constant(np.int64(1))))
+    outer, zero = ops.constant(np.array([0, 1])), ops.constant(np.int64(0))
+    read = [
+        ops.unsqueeze(ops.gather(ops.squeeze(table, outer), ops.squeeze(axis_slice(slots, b, e, 3), outer), zero), zero)
+        for b, e in ((0, 1), (1, 2**31 - 1))
+    ]
+    flat = ops.constant(np.array([-1]))
+    parts = [ops.reshape(x, flat, False) for x in (values, ops.multiply(read[0], ops.constant(np.float32(2))))]
+    packed = ops.reshape(ops.concat(parts, 0), ops.constant(np.array([1, 1, -1, heads * size])), False)
+    state = ops.reshape(axis_slice(packed, captured, 2**31 - 1, 2), ops.constant(np.array([1, 1, -1, width])), False)
+    ends = {"y": axis_slice(packed, 0, attention or -size, 2), "cache_s_l0": put(table, state, 0)}
+    results = [ops.result(value, name=name) for name, value in {**ends, "moved": put(table, read[1], 1)}.items()]
+    return Model(results, [cache, slots, values], "recurrent")
+
+
+def infer(model: Model, **feed: Any) -> dict[str, np.ndarray]:
+    inputs = {p.get_any_name(): feed[p.get_any_name()] for p in model.inputs}
+    found = ovp.compile_model(model, "CPU", F32)(inputs)
+    named = zip(model.get_results(), found.values(), strict=True)  # a compiled model calls them differently
+    return {result.get_friendly_name(): value for result, value in named}
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_same_numbers_where_the_graph_was_right(heads: int, tokens: int) -> None:
+    rng = np.random.default_rng(0)
+    feed: dict[str, Any] = {
+        "cache_s_l0": rng.standard_normal((1, 1, 1, heads * 9)).astype(np.float32),
+        "values": rng.standard_normal((1, tokens, heads, 3)).astype(np.float32),
+        "leaf_5": np.zeros((1, 1, 1, 1), np.int32),
+        "cache_rs_reset_idx": np.array([0]),
+        "cache_rs_reset_len": np.array([0]),
+    }
+    model = recurrent(tokens, tokens, heads)
+    wanted = infer(model, **feed)
+    StaticSlotCopy(strict=True).run_on_model(model)
+    assert not_static(model) == []
+    found = infer(model, **feed)
+    assert found.keys() == {"y", "cache_s_l0"}
+    assert all(np.array_equal(found[name], wanted[name]) for name in found)
+    cleared = infer(model, **{**feed, "cache_rs_reset_len": np.array([1])})
+    assert not cleared["cache_s_l0"].any()
+
+
+def test_right_for_another_number_of_tokens_than_captured() -> None:
+    model = recurrent(captured=34, tokens=5, attention=34, cleared=1)
+    one = StaticSlotCopy(strict=True)
+    one.run_on_model(model)
+    assert len(one.report.sites) == 5  # list, clearing, defrag, write-back, attention
+    state = np.arange(18, dtype=np.float32).reshape(1, 1, 1, 18)
+    values = np.arange(30, dtype=np.float32).reshape(1, 5, 2, 3)
+    slots, none = np.zeros((1, 1, 1, 1), np.int32), np.array([0])
+    found = infer(
+        model, cache_s_l0=state, values=values, leaf_5=slots, cache_rs_reset_idx=none, cache_rs_reset_len=none
+    )
+    assert np.array_equal(found["cache_s_l0"], 2 * state)
+    assert np.array_equal(found["y"], values.reshape(1, 1, 5, 6))
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_parts_without_rows_go_on_request(phase: str) -> None:
+    imported = read("after", phase)
+    assert len(not_static(imported.model)) == 18
+    one = StaticSlotCopy(drop_empty=True, strict=True)
+    one.run_on_model(imported.model)
+    assert one.report.rewritten == 2 * LAYERS
+    assert not_static(imported.model) == []
+    assert repr(one) == "StaticSlotCopy(drop_empty=True, strict=True)"
+    again = StaticSlotCopy(drop_empty=True)
+    assert not again.run_on_model(imported.model)
 
 
 # Sites that it leaves alone ------------------------------------------------------------------------------------------

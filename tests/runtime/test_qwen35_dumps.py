@@ -12,10 +12,13 @@ from openvino import CompiledModel, PartialShape, save_model
 
 import ovpasses as ovp
 from ovpasses import LowerGatedDeltaNet, MakeKVStateful, Pipeline
+from ovpasses._openvino import ops
 from ovpasses.equivalence import structure_digest
+from ovpasses.importers._slots import slot_caches
 from ovpasses.importers.input_roles import input_roles
 from ovpasses.passes.base import ReportedPass
-from ovpasses.runtime.inputs import MAKERS
+from ovpasses.runtime.inputs import MAKERS, Step
+from ovpasses.runtime.ports import input_tensor
 from ovpasses.runtime.slot_sessions import SlotSessions
 from tests.conftest import RECORDED, nmse
 
@@ -122,14 +125,45 @@ def test_several_slots_are_no_state(age: str) -> None:
     assert skipped["cache_r_l2"][0] == "slots"
 
 
-def test_rows_that_cannot_be_followed_are_no_state() -> None:
-    model = read("after", "static/model_prefill").model  # whose window ends at the last valid token
+def test_caches_in_slots_become_states_together() -> None:
+    model = read("after").model
+    update = next(c for c in slot_caches(model) if c.name == "cache_r_l1").update
+    assert update is not None
+    odd = ops.relu(update.rows)
+    odd.set_friendly_name("odd")
+    update.concat.input_value(1).get_node().input(1).replace_source_output(odd.output(0))
+    model.validate_nodes_and_infer_types()
     one = MakeKVStateful()
     one.run_on_model(model)
     skipped = {skip.node: (skip.step, skip.reason) for skip in one.report.skipped}
-    step, reason = skipped["cache_r_l0"]
-    assert step == "rows"
-    assert reason.startswith("its new rows are chosen by Gather")
+    assert skipped["cache_r_l1"] == ("rows", "Relu odd makes its rows, wanted a Slice")
+    assert skipped["cache_s_l0"][0] == "rows"
+    assert "become states together, but cache_r_l1: Relu odd" in skipped["cache_s_l0"][1]
+    assert sorted(one.report.sites) == ["cache_k_l3", "cache_v_l3"]
+
+
+def test_a_window_that_ends_at_the_last_valid_token_stays_one() -> None:
+    """The static prefill model with its recurrent states inside: padding leaves no trace in them."""
+    imported = read("after", "static/model_prefill")
+    Pipeline([MakeKVStateful(), LowerGatedDeltaNet()]).run(imported)
+    model = imported.model
+    assert len(list(model.get_variables())) == 2 * len(RECURRENT_LAYERS)
+    assert "chunk_valid_len" in {p.get_any_name() for p in model.inputs}
+    request = ovp.compile_model(imported, "CPU", F32).create_infer_request()
+    states = []
+    for padding in (0, 7):
+        request.reset_state()
+        tokens = np.concatenate([REFERENCE["tokens"][:10], np.full(6, padding)])
+        step = Step(tokens, 0, np.array([9]), 4, real=10, cells=256)
+        roles = imported.info.roles
+        made = [p for p in model.inputs if not p.get_any_name().startswith("cache_k")]
+        made = [p for p in made if not p.get_any_name().startswith("cache_v")]
+        feed = {p.get_any_name(): input_tensor("", MAKERS[roles.get(n := p.get_any_name(), n)](step), p) for p in made}
+        empty = {n: np.zeros([1, 1, 256, 32], np.float16) for n in ("cache_k_l3", "cache_v_l3")}
+        request.infer({**feed, **empty})
+        states.append([np.array(s.state.data) for s in request.query_state()])
+    assert all(np.array_equal(a, b) for a, b in zip(*states, strict=True))
+    assert all(a.any() for a in states[0])
 
 
 # What the graph alone tells ------------------------------------------------------------------------------------------
