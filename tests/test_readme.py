@@ -14,7 +14,7 @@ import pytest
 import ovpasses as ovp
 from ovpasses._openvino import ops
 from ovpasses.pipeline import PASSES
-from ovpasses.runtime import devices
+from ovpasses.runtime import devices, plan
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -38,7 +38,7 @@ def test_every_pass_is_described() -> None:
 
 
 def test_every_variable_is_in_the_table() -> None:
-    known = {value for name, value in vars(devices).items() if name.endswith("_VARIABLE")} | {
+    known = {value for name, value in {**vars(devices), **vars(plan)}.items() if name.endswith("_VARIABLE")} | {
         "NPU_COMPILATION_MODE_PARAMS"
     }
     assert known <= set(re.findall(r"^\| `(\w+)` \|", README, re.MULTILINE))

@@ -68,8 +68,8 @@ class MakeKVStateful(ReportedPass):
     Keeps: tensor names (the ReadValue goes by the input's name), the variable id is input name + output name.
         Inputs that no op reads any more (``inp_kv_idx``) are removed. Of a scattered cache, which has free cells, a
         Slice from 0 to an input on the cells is bypassed, and the count of sequences (``n_seq_active``) is set to 1.
-        With a cache in slots go the inputs that list, count, clear and write slots, and the outputs that carry the slots
-        of other sequences on.
+        With a cache in slots go the inputs that list, count, clear and write slots, and the outputs that carry other
+        sequences' slots on.
     Numerics: bit-exact where the stateless graph is defined and appends at the end of the cache.
     Source: OpenVINO's GGUF frontend (``gguf_recurrent_states`` in rt_info names recurrent pairs), measured on 2026.4.1.
 

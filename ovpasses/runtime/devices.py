@@ -97,12 +97,19 @@ def compile_model(
     _refuse_placeholders(model)
     if is_npu(name):
         _refuse_dynamic(model)
-    _refuse_absent(name, core)
-    properties = {**_declared_precision(model, name), **device_config(name, environ), **(config or {})}
+    refuse_absent(name, core)
+    properties = compile_properties(model, name, config, environ)
     try:
         return core.compile_model(model, name, properties)
     except Exception as error:
         raise DeviceError(f"device {name} cannot compile the model: {one_line(error)}") from error
+
+
+def compile_properties(
+    model: Model, device: str, config: Mapping[str, Any] | None = None, environ: Mapping[str, str] = os.environ
+) -> dict[str, Any]:
+    """All properties a model is compiled with: those of the arguments over those of the environment over our own."""
+    return {**_declared_precision(model, device), **device_config(device, environ), **(config or {})}
 
 
 def _declared_precision(model: Model, device: str) -> dict[str, Any]:
@@ -131,7 +138,8 @@ def _refuse_dynamic(model: Model) -> None:
             )
 
 
-def _refuse_absent(name: str, core: Core) -> None:
+def refuse_absent(name: str, core: Core) -> None:
+    """Raise a DeviceError that lists the devices which are there, when this one is not."""
     available = list(core.available_devices)
     known = {*available, *(a.split(".")[0] for a in available), "AUTO", "HETERO", "MULTI", "BATCH"}  # GPU is GPU.0
     if name not in known and name.split(":")[0] not in known:
