@@ -75,6 +75,7 @@ def test_forced_static_pair_on_the_cpu_gives_the_recorded_logits(imported: ovp.I
         assert nmse(session.decode(int(token)), wanted[None]) <= 1e-5
 
 
+@pytest.mark.needs_2026_4
 def test_npu_without_one_ends_in_one_line(capsys: pytest.CaptureFixture[str], recorded: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "t.npy", np.arange(4))
     model = recorded / "gguf/tiny-llama-gqa.gguf"
@@ -83,6 +84,7 @@ def test_npu_without_one_ends_in_one_line(capsys: pytest.CaptureFixture[str], re
     assert err.strip() == "ovpasses: device NPU is not there, found CPU; choose one of them"
 
 
+@pytest.mark.needs_2026_4
 def test_dry_run_prints_what_would_be_compiled(
     capsys: pytest.CaptureFixture[str], recorded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,6 +108,7 @@ def test_passes_of_the_caller_are_run_as_they_are(imported: ovp.ImportedModel) -
     assert list(plan.models) == ["model"]
 
 
+@pytest.mark.needs_2026_4
 def test_convert_takes_the_sizes_of_the_static_presets(
     capsys: pytest.CaptureFixture[str], recorded: Path, tmp_path: Path
 ) -> None:
