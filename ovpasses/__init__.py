@@ -1,5 +1,6 @@
 """OpenVINO graph-transformation passes for ggml-exported LLM graphs, and a runner for them."""
 
+from ovpasses.equivalence import compare_structure
 from ovpasses.errors import DeviceError, ModelReadError, OvpassesError, RewriteError, StateError
 from ovpasses.importers import GraphInfo, ImportedModel, LayerInfo, read_model
 from ovpasses.passes import (
@@ -43,6 +44,7 @@ __all__ = [
     "StateError",
     "StaticSlotCopy",
     "StaticTokens",
+    "compare_structure",
     "compile_model",
     "device_config",
     "read_model",

@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ovpasses import __version__, inspection
+from ovpasses.equivalence import compare_structure
 from ovpasses.errors import ModelReadError, OvpassesError, RewriteError, StateError, one_line
 from ovpasses.export import save_ir
 from ovpasses.importers import GraphInfo, ImportedModel, read_model
@@ -203,6 +204,22 @@ def inspect(model: Model, info: InfoFile = None, as_json: AsJson = False) -> Non
     else:
         for table in found.tables():
             _console().print(table)
+
+
+@app.command()
+def diff(
+    a: Annotated[str, typer.Argument(help="A model.")],
+    b: Annotated[str, typer.Argument(help="Another one.")],
+    names: Annotated[bool, typer.Option(help="Compare friendly names and tensor names too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Whether two graphs are the same but for names and order; exit code 1 when not, with the first differences."""
+    found = compare_structure(read_model(model_path(a)), read_model(model_path(b)), names=names)
+    if as_json:
+        print(json.dumps(found.to_dict()))
+    else:
+        _console().print(str(found), markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(0 if found.same else 1)
 
 
 @app.command("passes")

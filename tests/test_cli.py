@@ -161,3 +161,14 @@ def test_info_of_another_file_says_what_a_dump_does_not(
         options = ["--info", known] if known else []
         call(capsys, "run", dump, "--tokens", tmp_path / "ids.npy", "-n", "1", "--logits", out, "--json", *options)
         assert (nmse(np.load(out), reference["logits"][-1:]) <= 1e-5) is right
+
+
+def test_diff_of_two_graphs(capsys: pytest.CaptureFixture[str], recorded: Path) -> None:
+    folder = recorded / "after/llama-gqa"
+    before, after = folder / "stateful-prerelayout/model.xml", folder / "stateful/model.xml"
+    assert call(capsys, "diff", after, after)
+    for options in ([], ["--json"]):
+        with pytest.raises(SystemExit) as ended:
+            main(["diff", str(before), str(after), *options])
+        assert ended.value.code == 1
+        assert "Concat" in capsys.readouterr().out
