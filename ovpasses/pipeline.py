@@ -24,6 +24,8 @@ from ovpasses.passes import (
     KVStateSeqAxis,
     LowerGatedDeltaNet,
     MakeKVStateful,
+    OneSequence,
+    StaticSlotCopy,
     StaticTokens,
 )
 from ovpasses.passes.base import ReportedPass
@@ -110,7 +112,8 @@ class Pipeline:
                 ``beam_idx`` Gather that the CPU plugin fuses from. ``pairs`` names further caches, input to output.
                 "static-prefill": every shape fixed for ``chunk`` tokens (256) and caches of ``context`` cells (see
                 :class:`~ovpasses.StaticTokens`), which stay inputs and outputs; padding leaves recurrent states
-                alone. ``rows`` tokens (1) of a chunk get logits.
+                alone. ``rows`` tokens (1) of a chunk get logits. llama.cpp's dumps of one sequence are taken too; a
+                static one keeps its own sizes.
                 "static-decode": the same for one token; option ``context``.
             strict: raise when a candidate must be skipped.
             portable: lower OpenVINO's internal ops too that this process could run as they are, so that the
@@ -197,6 +200,8 @@ def _static_prefill(
     internal_ops: bool = False,
 ) -> list[ReportedPass]:
     return [
+        OneSequence(strict=strict),
+        StaticSlotCopy(drop_empty=True, strict=strict),
         StaticTokens(tokens=chunk, context=context, rows=rows, strict=strict),
         # A state that padding reaches makes every prompt wrong that is no multiple of the chunk.
         ChunkValidLen(strict=True),
@@ -208,6 +213,8 @@ def _static_decode(
     strict: bool, portable: bool, *, context: int | None = None, internal_ops: bool = False
 ) -> list[ReportedPass]:
     return [
+        OneSequence(strict=strict),
+        StaticSlotCopy(drop_empty=True, strict=strict),
         StaticTokens(context=context, strict=strict),
         LowerGatedDeltaNet(native=portable or not internal_ops, strict=strict),
     ]

@@ -6,6 +6,7 @@ from ovpasses.passes.kv_head_split import KVHeadSplit
 from ovpasses.passes.kv_state_seq_axis import KVStateSeqAxis
 from ovpasses.passes.lower_gated_delta_net import LowerGatedDeltaNet
 from ovpasses.passes.make_kv_stateful import MakeKVStateful
+from ovpasses.passes.one_sequence import OneSequence
 from ovpasses.passes.report import PassReport, Skip
 from ovpasses.passes.static_slot_copy import StaticSlotCopy
 from ovpasses.passes.static_tokens import StaticTokens
@@ -17,6 +18,7 @@ __all__ = [
     "KVStateSeqAxis",
     "LowerGatedDeltaNet",
     "MakeKVStateful",
+    "OneSequence",
     "PassReport",
     "Skip",
     "StaticSlotCopy",

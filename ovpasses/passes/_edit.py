@@ -119,11 +119,11 @@ def parameter(model: Model, name: str, dtype: Type, shape: Any) -> Node:
     return added
 
 
-def drop_unread_parameters(model: Model) -> list[str]:
-    """Remove the Parameters that no op of the model reads; returns their names."""
+def drop_unread_parameters(model: Model, among: Iterable[Node] | None = None) -> list[str]:
+    """Remove the Parameters (or only of those given) that no op of the model reads; returns their names."""
     live = set(model.get_ops())
     dropped = []
-    for unread in list(model.get_parameters()):
+    for unread in list(model.get_parameters()) if among is None else among:
         if not any(i.get_node() in live for i in unread.output(0).get_target_inputs()):
             model.remove_parameter(unread)
             dropped.append(unread.get_friendly_name())

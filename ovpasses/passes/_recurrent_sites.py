@@ -10,9 +10,12 @@ from openvino import Model
 
 from ovpasses._openvino import Node, Output
 from ovpasses.ggml_names import CACHE_NAME
+from ovpasses.importers._slot_rows import VIEWS as SAME_ORDER
+from ovpasses.importers._slots import SlotCache, behind_views, slot_caches
 from ovpasses.importers.internal_ops import GatedDeltaNet
 from ovpasses.passes._cache_pairs import CachePair, NoPair, cache_name, find_pairs
 from ovpasses.passes._edit import Input, const_value, consumers, describe
+from ovpasses.passes._slot_edits import whole_write
 from ovpasses.passes._states import states
 
 RECURRENT_KINDS = ("cache_r", "cache_s", "conv_state", "ssm_state")
@@ -29,32 +32,48 @@ class Carried:
 
     Attributes:
         name: of the state or of the input it comes in by.
-        past: the value as it comes in.
-        sink: the Result or Assign that it leaves by.
+        past: the value as it comes in; of a cache in slots what the layer reads of it.
+        written: the value as it leaves; of a cache in slots the rows that are written.
+        in_slots: it is a cache in slots.
     """
 
     name: str
     past: Output
-    sink: Node
-
-    @property
-    def written(self) -> Output:
-        return self.sink.input_value(0)
+    written: Output
+    in_slots: bool = False
 
 
 def carried_states(model: Model) -> Iterator[Carried | NoPair]:
-    """Every recurrent state: a Variable of static shape, or an input/output pair whose value is replaced whole.
+    """Every recurrent state: a Variable of static shape, an input/output pair replaced whole, a cache in slots.
 
     An input that is a recurrent state by its name, but whose output cannot be told, comes as it was found.
     """
     for state in states(model):
         if state.variable.info.data_shape.is_static:
-            yield Carried(state.name, state.past, state.assign)
+            yield Carried(state.name, state.past, state.assign.input_value(0))
+    slots = {cache.parameter.get_friendly_name(): cache for cache in slot_caches(model)}
+    for cache in slots.values():
+        yield _in_slots(model, cache)
     for pair in find_pairs(model, {}):
+        if pair.parameter.get_friendly_name() in slots:
+            continue
         if isinstance(pair, CachePair) and pair.update is None:
-            yield Carried(cache_name(pair.parameter), pair.parameter.output(0), pair.result)
+            yield Carried(cache_name(pair.parameter), pair.parameter.output(0), pair.result.input_value(0))
         elif isinstance(pair, NoPair) and _is_recurrent(pair.name):
             yield pair
+
+
+def _in_slots(model: Model, cache: SlotCache) -> Carried | NoPair:
+    """What the layer reads of a cache in slots and what is written back, around which other slots may stand."""
+    if cache.active is None:
+        return NoPair(cache.parameter, "pair", "nothing reads it by the head of a slot list")
+    past = cache.active.gather.output(0)
+    whole = whole_write(model, cache)
+    if whole is not None:
+        return Carried(cache.name, past, whole.input_value(0), in_slots=True)
+    if cache.update is None:
+        return NoPair(cache.parameter, "pair", "nothing writes new rows into it, or several do")
+    return Carried(cache.name, past, cache.update.rows, in_slots=True)
 
 
 def _is_recurrent(name: str) -> bool:
@@ -64,40 +83,86 @@ def _is_recurrent(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Window:
-    """``Slice(Concat(state, columns), -width .. end)`` on ``axis``, written back to the state."""
+    """The last ``width`` columns on ``axis`` of ``Concat(state, columns)``, which ``cut`` takes for the state.
+
+    Attributes:
+        cut: the Slice.
+        columns: the Concat, of views of the state and the new columns.
+        axis, width: where the columns are, and how many of them the state holds.
+        begin: the input that says where the Slice begins, when one does.
+    """
 
     cut: Node
     columns: Output
     axis: int
     width: int
+    begin: Node | None = None
 
 
 def find_window(state: Carried) -> Window | str | None:
     """The conv window that a state holds, a reason why what it holds is none, or None when it feeds no Concat."""
-    shape = state.past.get_partial_shape()
-    joined = [
-        i.get_node()
-        for i in consumers(state.past)
-        if i.get_index() == 0 and i.get_node().get_type_name() == "Concat" and i.get_node().get_input_size() == 2
-    ]
-    if not joined:
+    concat = _joined(state.past)
+    if concat is None:
         return None
-    concat = joined[0]
-    axis = concat.get_attributes()["axis"] % shape.rank.get_length()
-    width = shape[axis].get_length()
-    cut = state.written.get_node()
+    rank = concat.get_output_partial_shape(0).rank.get_length()
+    axis = concat.get_attributes()["axis"] % rank
+    held = concat.input_value(0).get_partial_shape()[axis]
+    if held.is_dynamic:
+        return f"how many columns of {describe(concat.input_value(0))} it holds is dynamic"
+    width = held.get_length()
+    value = _before_views(state.written)
+    cut = value.get_node()
     if cut.get_type_name() != "Slice" or cut.input_value(0) != concat.output(0):
-        return f"what is written back is {describe(state.written)}, wanted a Slice of {concat.get_friendly_name()}"
+        return f"what is written back is {describe(value)}, wanted a Slice of {concat.get_friendly_name()}"
+    begin = _begin(cut, width) if state.in_slots else None
     bounds = [const_value(cut.input_value(i)) for i in range(1, 5)] if cut.get_input_size() == 5 else [None]
+    if begin is not None and _is_constant(bounds[2], 1) and _is_constant(bounds[3], axis, axis - rank):
+        return Window(cut, concat.output(0), axis, width, begin)
     if any(b is None or b.size != 1 for b in bounds):
         return f"Slice {cut.get_friendly_name()} has bounds that are no constants of one axis"
     start, stop, step, on = (int(b.ravel()[0]) for b in bounds if b is not None)
-    if (start, step, on % shape.rank.get_length()) != (-width, 1, axis) or stop < 2**31 - 1:
+    length = concat.get_output_partial_shape(0)[axis]
+    to_the_end = stop >= (length.get_length() if length.is_static else 2**31 - 1)
+    from_the_end = start - length.get_length() if length.is_static and start >= 0 else start
+    if (from_the_end, step, on % rank) != (-width, 1, axis) or not to_the_end:
         return (
             f"Slice {cut.get_friendly_name()} takes {start}:{stop}:{step} on axis {on}, "
             f"wanted {-width}:end:1 on axis {axis}"
         )
     return Window(cut, concat.output(0), axis, width)
+
+
+def _joined(past: Output) -> Node | None:
+    """The Concat that puts a state, or a view of it with its elements in the same order, before new columns."""
+    pending = [past]
+    while pending:
+        for reader in consumers(pending.pop()):
+            node = reader.get_node()
+            if reader.get_index() == 0 and node.get_type_name() == "Concat" and node.get_input_size() == 2:
+                return node
+            if reader.get_index() == 0 and node.get_type_name() in SAME_ORDER:
+                pending.append(node.output(0))
+    return None
+
+
+def _before_views(value: Output) -> Output:
+    while value.get_node().get_type_name() in SAME_ORDER:
+        value = value.get_node().input_value(0)
+    return value
+
+
+def _begin(cut: Node, width: int) -> Node | None:
+    """The input at which a Slice of ``width`` begins: a dump is told there where the new rows of a slot begin."""
+    begin, end = behind_views(cut.input_value(1)).get_node(), behind_views(cut.input_value(2)).get_node()
+    if begin.get_type_name() != "Parameter" or end.get_type_name() != "Add":
+        return None
+    terms = [end.input_value(0), end.input_value(1)]
+    from_begin = any(behind_views(term).get_node() is begin for term in terms)
+    return begin if from_begin and any(_is_constant(const_value(term), width) for term in terms) else None
+
+
+def _is_constant(value: Any, *wanted: int) -> bool:
+    return value is not None and value.size == 1 and int(value.ravel()[0]) in wanted
 
 
 @dataclass(frozen=True)

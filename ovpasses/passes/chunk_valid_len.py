@@ -9,7 +9,7 @@ from openvino import Model, PartialShape, Type
 
 from ovpasses._openvino import Node, Output, ops
 from ovpasses.passes._cache_pairs import NoPair
-from ovpasses.passes._edit import const, deferred, like, parameter, redirect, rewire
+from ovpasses.passes._edit import const, deferred, drop_unread_parameters, like, parameter, redirect, rewire
 from ovpasses.passes._recurrent_sites import (
     DeltaNet,
     Window,
@@ -45,13 +45,16 @@ class ChunkValidLen(ReportedPass):
 
     Applies when (per delta net, conv window and recurrent state; the words are those of the skip reasons):
         gates: gate and beta of a delta net, the op or the Loop it is lowered to, are floating-point.
-        window: a state that is joined with new columns takes back the last of them, by a Slice of constants.
+        window: a state that is joined with new columns takes back the last of them, by a Slice of constants or, of a
+            cache in slots, one that begins at an input. Reshapes of state and columns are looked through.
         state: any other state of fixed size goes into a delta net.
-        pair: the output by which a recurrent state leaves a stateless graph can be told.
+        pair: the output by which a recurrent state leaves a stateless graph can be told; of a cache in slots (a
+            llama.cpp dump), the one write of new rows.
 
     Leaves alone: graphs that have the input already ("already"); the bodies of loops.
     Keeps: names and shapes of inputs and outputs. ``chunk_valid_len`` is i64 ``[1]``, the number of real tokens, which
-        come first; pass the number of tokens where nothing is padded.
+        come first; pass the number of tokens where nothing is padded. An input that only said where a window begins
+        (``rs_src_begin_*`` of a dump) is removed.
     Numerics: without padding bit-exact. A gate of 0 decays by exp(0) = 1 and a beta of 0 adds nothing, so a padded
         step is an exact identity; the window reaches into the previous chunk when fewer tokens are real than it holds.
     Source: llama.cpp's OpenVINO backend, recorded in ``models/recorded/after/qwen35/static``.
@@ -122,6 +125,10 @@ def _edit(model: Model, nets: list[DeltaNet], windows: list[Window], report: Pas
             rewire(gate, like(masked, source.get_node(), name=f"{_name(gate)}/live").output(0))
     for window in windows:
         _end_at_last_valid(window, valid)
+    begins = {id(w.begin): w.begin for w in windows if w.begin is not None}
+    dropped = drop_unread_parameters(model, begins.values())
+    if dropped:
+        report.notes.append(f"removed unread inputs {', '.join(dropped)}")
 
 
 def _live(gate: Output, axis: int, valid: Output) -> Output:

@@ -9,10 +9,9 @@ from openvino import Model, PartialShape, Type
 from ovpasses._openvino import Node
 from ovpasses.importers._slot_rows import Rows, attention_slices, folded
 from ovpasses.importers._slots import SlotCache, SlotWrite, slot_caches
-from ovpasses.passes._cache_pairs import result_names
 from ovpasses.passes._edit import Input, const, const_value, deferred, parameter, redirect, rewire
 from ovpasses.passes._one_token_reshape import OneToken, one_token_reshapes
-from ovpasses.passes._slot_edits import end_of_rows
+from ovpasses.passes._slot_edits import end_of_rows, whole_write
 from ovpasses.passes.base import Edit, ReportedPass
 from ovpasses.passes.report import PassReport
 
@@ -152,7 +151,7 @@ def _writes(model: Model, cache: SlotCache, drop_empty: bool, report: PassReport
     for result in cache.kept:
         report.skip(result.get_friendly_name(), "already", "is the untouched cache")
     rows, update, slots = cache.rows, cache.update, cache.slots
-    if _is_written_whole(model, cache):
+    if whole_write(model, cache) is not None:
         report.skip(cache.name, "already", "its output is the new rows alone")
         return edits
     if isinstance(rows, str) or update is None:
@@ -170,12 +169,6 @@ def _writes(model: Model, cache: SlotCache, drop_empty: bool, report: PassReport
     if rows.kind == "state":
         edits += _attention(rows, slots, report)
     return edits
-
-
-def _is_written_whole(model: Model, cache: SlotCache) -> bool:
-    """What this pass leaves: an output of the cache's name without parts of the old value around the rows."""
-    own = {cache.parameter.get_friendly_name(), cache.name}
-    return not cache.writes and any(own & result_names(result) for result in model.get_results())
 
 
 def _why_not_all_active(cache: SlotCache) -> str | None:

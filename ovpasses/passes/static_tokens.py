@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 from openvino import Model, PartialShape
 
 from ovpasses._openvino import ops
@@ -24,6 +25,7 @@ POSITIONS = ("inp_pos", "position_ids")
 ROWS = ("inp_out_ids", "out_ids")
 MASKS = ("self_kq_mask", "self_kq_mask_swa")
 WRITES = ("inp_kv_idx", "kv_write_idx")
+CELLS = ("attention_size",)
 
 
 @dataclass(frozen=True)
@@ -50,13 +52,14 @@ class StaticTokens(ReportedPass):
         rows [1,N,h,d] ----------------^
 
     Applies when (per input; all together or not at all):
-        role: the input is tokens, positions, a mask, rows to output or write indices, or a cache or state.
+        role: the input is tokens, positions, a mask, rows to output or write indices, or a cache or state; or it says
+            how many cells of a cache attention reads (``attention_size`` of a llama.cpp dump), which becomes C.
         cache: rows ``[1, t, heads, size]`` are scattered into it, at indices that are an input.
         static: with these inputs fixed, every output of every node is static and has elements.
 
     Leaves alone: inputs that are static already ("already"). Caches stay inputs and outputs.
     Keeps: names of inputs and outputs. The output of the cache or state ``X`` gets the tensor name ``X_out``.
-        Inputs that no op reads are removed.
+        Inputs that no op reads, or no longer, are removed.
     Numerics: bit-exact, but for attention over C cells of which the mask hides the empty ones.
     Source: shapes as in the static graphs that llama.cpp's OpenVINO backend makes for an NPU, recorded under
         ``models/recorded/after/*/static``; the frontend's scatter on the heads axis measured on 2026.4.1.
@@ -133,6 +136,10 @@ def _make_static(model: Model, sizes: _Sizes) -> set[str]:
         dims = _dims(roles.get(name, name), shape, sizes)
         if dims is not None:
             fixed[name] = dims
+        elif roles.get(name) in CELLS and shape.is_static:
+            cells = const(np.full(list(shape.to_shape()), sizes.context), parameter.get_element_type().to_dtype())
+            redirect(parameter.output(0), like(cells, parameter).output(0))
+            fixed[name] = shape
     for pair in find_pairs(model, {}):
         if not isinstance(pair, CachePair):
             continue

@@ -14,6 +14,8 @@ import ovpasses as ovp
 from models.tiny_graphs import int_constant, parameter, recurrent, result
 from ovpasses._openvino import Manager, Node, ops
 from ovpasses.equivalence import structure_digest
+from ovpasses.importers._slot_rows import Rows, find_rows
+from ovpasses.importers._slots import slot_caches
 from ovpasses.importers.internal_ops import GatedDeltaNet
 from ovpasses.passes import ChunkValidLen
 from ovpasses.passes.base import ReportedPass
@@ -152,12 +154,114 @@ def test_skips_gates_of_integers() -> None:
 
 
 def test_skips_a_recurrent_input_without_an_output() -> None:
+    model = chunk(5)
+    cache = next(p for p in model.get_parameters() if "ssm_state_l0" in p.output(0).get_names())
+    cache.output(0).get_tensor().set_names({"cache_s_l0"})  # not the name in the list of pairs
+    cache.set_friendly_name("cache_s_l0")
     one = ChunkValidLen()
-    one.run_on_model(ovp.read_model(RECORDED / "after/qwen35/stateless/model.xml").model)
-    skipped = {skip.node: skip for skip in one.report.skipped}
-    assert one.report.rewritten == 3  # its delta nets
-    assert skipped["cache_r_l0"].step == "pair"
-    assert "wanted a Concat or ScatterUpdate" in skipped["cache_r_l0"].reason
+    one.run_on_model(model)
+    assert one.report.sites == ["delta", "conv_state_l0"]
+    step, reason = only_skip(one.report)
+    assert step == "pair"
+    assert "wanted a Concat or ScatterUpdate" in reason
+
+
+def dump(form: str, age: str = "after") -> Model:
+    return ovp.read_model(RECORDED / age / "qwen35" / f"{form}.xml").model
+
+
+def inputs(model: Model) -> set[str]:
+    return {p.output(0).get_any_name() for p in model.get_parameters()}
+
+
+@pytest.mark.parametrize("age", ["before", "after"])
+@pytest.mark.parametrize(
+    ("form", "first"),
+    [
+        ("static/model_prefill", [ovp.StaticSlotCopy]),
+        ("stateless/model", []),
+        ("stateless/model", [ovp.MakeKVStateful]),
+        ("stateless-slots-2-of-4/model", []),
+    ],
+)
+def test_dumps_with_reshaped_windows(age: str, form: str, first: list[Callable[[], ReportedPass]]) -> None:
+    """Three delta nets and three windows, which the dump reads and writes as rows of slots."""
+    model = dump(form, age)
+    for kind in first:
+        kind().run_on_model(model)
+    if "chunk_valid_len" in inputs(model):
+        digest, left = structure_digest(model), ChunkValidLen(strict=True)
+        assert left.run_on_model(model) is False
+        assert structure_digest(model) == digest
+        return
+    before, one = inputs(model), ChunkValidLen(strict=True)
+    assert one.run_on_model(model) is True
+    assert one.report.rewritten == 6
+    assert not one.report.skipped
+    windows = [op for op in nodes(model, "Gather") if op.input_value(0).get_node().get_type_name() == "Concat"]
+    assert [str(w.get_output_partial_shape(0)[3]) for w in windows] == ["3"] * 3
+    # What only said where the windows begin goes away; the delta nets' own such inputs stay.
+    assert inputs(model) - before == {"chunk_valid_len"}
+    assert {n.split("conv")[0] for n in before - inputs(model)} <= {"rs_src_begin_", "chunk_valid_len"}
+    assert len(before - inputs(model)) == (3 if "stateless" in form and not first else 0)
+    digest, again = structure_digest(model), ChunkValidLen(strict=True)
+    assert again.run_on_model(model) is False
+    assert structure_digest(model) == digest
+
+
+def test_a_window_whose_columns_are_counted() -> None:
+    """Of eight columns the last three begin at the fifth."""
+    one = ChunkValidLen(strict=True)
+    model = chunk(5, keep=lambda c: cut(c, 5, 8))
+    assert one.run_on_model(model)
+    assert_same(model, chunk(5, gated=live_of_five))
+
+
+def slot_skip(model: Model) -> tuple[str, str]:
+    one = ChunkValidLen()
+    one.run_on_model(model)
+    skipped = {skip.node: (skip.step, skip.reason) for skip in one.report.skipped}
+    assert set(skipped) == {"cache_r_l1"}
+    assert one.report.rewritten == 5
+    return skipped["cache_r_l1"]
+
+
+def test_skips_a_slot_cache_of_which_something_else_is_written() -> None:
+    model = dump("stateless/model")
+    update = next(c for c in slot_caches(model) if c.name == "cache_r_l1").update
+    assert update is not None
+    odd = ops.relu(update.rows)
+    odd.set_friendly_name("odd")
+    update.concat.input_value(1).get_node().input(1).replace_source_output(odd.output(0))
+    model.validate_nodes_and_infer_types()
+    step, reason = slot_skip(model)
+    assert step == "window"
+    assert re.match(r"what is written back is Relu odd .*, wanted a Slice of Concat_470_conv_input-1", reason)
+
+
+def test_skips_a_slot_cache_that_nothing_writes() -> None:
+    model = dump("stateless/model")
+    update = next(c for c in slot_caches(model) if c.name == "cache_r_l1").update
+    assert update is not None
+    model.remove_result(update.result)
+    del update  # a Result that is held here is still a reader
+    assert slot_skip(model) == ("pair", "nothing writes new rows into it, or several do")
+
+
+@pytest.mark.parametrize(("width", "known"), [(3, True), (2, False)])
+def test_a_window_that_begins_at_an_input(width: int, known: bool) -> None:
+    """It must be as wide as what the state holds."""
+    model = dump("stateless/model")
+    update = next(c for c in slot_caches(model) if c.name == "cache_r_l1").update
+    assert update is not None
+    window = find_rows(update.rows, 384)
+    assert isinstance(window, Rows)
+    window.cut.input(2).replace_source_output(ops.add(window.cut.input_value(1), int_constant([width])).output(0))
+    model.validate_nodes_and_infer_types()
+    if known:
+        assert ChunkValidLen(strict=True).run_on_model(model)
+    else:
+        assert slot_skip(model) == ("window", "Slice Slice_479 has bounds that are no constants of one axis")
 
 
 @pytest.mark.parametrize("part", ["prefill", "decode"])

@@ -391,6 +391,7 @@ import numpy as np
 import openvino
 for path in sys.argv[1:]:
     compiled = openvino.Core().compile_model(path, "CPU")
+    assert all(port.partial_shape.is_static for port in [*compiled.inputs, *compiled.outputs])
     compiled({port: np.zeros(port.shape, port.element_type.to_dtype()) for port in compiled.inputs})
 assert "ovpasses" not in sys.modules
 """
