@@ -11,6 +11,8 @@ from openvino import CompiledModel, Core, Model
 from ovpasses.errors import DeviceError, one_line
 from ovpasses.importers import ImportedModel
 from ovpasses.importers.internal_ops import placeholders
+from ovpasses.runtime.fingerprint import keep_fingerprint
+from ovpasses.runtime.state_types import declared_as_held
 
 DEVICE_VARIABLE = "GGML_OPENVINO_DEVICE"
 CACHE_DIR_VARIABLE = "GGML_OPENVINO_CACHE_DIR"
@@ -77,6 +79,8 @@ def compile_model(
 ) -> CompiledModel:
     """Compile a model for a device.
 
+    States that a CPU will hold in f32 are declared f32 in what is compiled, so that a session can read them exactly.
+
     Args:
         imported: the model.
         device: CPU, GPU, GPU.1, NPU, ...; else ``GGML_OPENVINO_DEVICE``, else CPU.
@@ -100,9 +104,11 @@ def compile_model(
     refuse_absent(name, core)
     properties = compile_properties(model, name, config, environ)
     try:
-        return core.compile_model(model, name, properties)
+        compiled = core.compile_model(declared_as_held(model, name, properties, core), name, properties)
     except Exception as error:
         raise DeviceError(f"device {name} cannot compile the model: {one_line(error)}") from error
+    keep_fingerprint(compiled, model)
+    return compiled
 
 
 def compile_properties(

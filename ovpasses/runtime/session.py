@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from openvino import CompiledModel, Tensor
+from openvino import CompiledModel, Model, Tensor
 
 from ovpasses.errors import DeviceError, StateError, one_line
 from ovpasses.ggml_names import CACHE_NAME
+from ovpasses.importers import ImportedModel
 from ovpasses.importers.graph_info import GraphInfo
+from ovpasses.runtime.checkpoints import Checkpoint, Checkpoints
 from ovpasses.runtime.external_cache import DEFAULT_CELLS, SLOT_KINDS, ExternalCache
+from ovpasses.runtime.fingerprint import fingerprint_of
 from ovpasses.runtime.inputs import MAKERS, ROW_INPUTS, Step
 from ovpasses.runtime.ports import check_inputs, checked_ids, input_tensor, logits_port
+from ovpasses.runtime.state_keeper import StateKeeper, checked_rotation
+from ovpasses.runtime.states import States, Values
 
 
 class Session:
@@ -29,6 +35,10 @@ class Session:
         cells: tokens that caches outside the model hold, 256 when not given (or the model's context when that is less).
         slot: which of the sequences that such caches hold.
         beside: a session of the same compiled model, for another of them, with which to share the caches.
+        rotation: sizes in elements of the Hadamard rotation that the model gives its keys and its values, 0 for none;
+            a saved state has them too, and they must be the same.
+        checkpoints: how many of the newest checkpoints the session keeps for :meth:`trim`.
+        model: what was compiled, where :func:`ovpasses.compile_model` did not; saving needs its weights' fingerprint.
 
     Raises:
         StateError: the model needs inputs that a session cannot make, still has its caches outside, or there is no such
@@ -44,6 +54,9 @@ class Session:
         cells: int | None = None,
         slot: int = 0,
         beside: Session | None = None,
+        rotation: tuple[int, int] = (0, 0),
+        checkpoints: int = 4,
+        model: ImportedModel | Model | None = None,
     ) -> None:
         if step < 1:
             raise StateError(f"step is {step}, wanted at least 1 token")
@@ -66,6 +79,10 @@ class Session:
         self._request = compiled.create_infer_request()
         self._position = 0
         self._failed = False
+        self._keeper = StateKeeper(
+            States(compiled, self._request), info, checked_rotation(rotation), fingerprint_of(compiled, model)
+        )
+        self._checkpoints = Checkpoints(checkpoints)
 
     @property
     def position(self) -> int:
@@ -82,8 +99,113 @@ class Session:
         self._request.reset_state()
         if self._cache is not None:
             self._cache.reset(self._slot)
+        self._checkpoints.clear()
         self._position = 0
         self._failed = False
+
+    def trim(self, n: int) -> int:
+        """Keep the first ``n`` tokens and forget those after them; each state is cut along its own sequence axis.
+
+        A recurrent state cannot be cut: then the session goes back to the latest checkpoint at or before ``n``, and the
+        tokens from there to ``n`` are to be run again.
+
+        Args:
+            n: tokens to keep, at most :attr:`position`; all is nothing to do, 0 is a reset.
+
+        Returns:
+            The position now: ``n``, or that of the checkpoint.
+
+        Raises:
+            StateError: ``n`` is no such number, a recurrent state stands in the way and there is no checkpoint, or
+                states cannot be read exactly. The session is as it was.
+        """
+        self._keeper.check_count(n, self._position)
+        if n == self._position and not self._failed:
+            return self._position
+        if n == 0:
+            self.reset()
+            return 0
+        self._check_inside("trim")
+        checkpoint = self._checkpoints.at_or_before(n) if self._keeper.states.recurrent else None
+        if checkpoint is not None:
+            return self.restore(checkpoint)
+        before = self._keeper.states.read(self._position)
+        self._take(self._keeper.cut(before, int(n), self._position), before, int(n))
+        self._checkpoints.went_back(n)
+        return self._position
+
+    def checkpoint(self) -> Checkpoint:
+        """Copy all states, recurrent ones too.
+
+        Returns:
+            What :meth:`restore` takes, in this session or in another one of the same compiled model. The session keeps
+            the newest ones itself, for :meth:`trim`.
+
+        Raises:
+            StateError: states cannot be read exactly, or are outside the model.
+        """
+        self._check_inside("checkpoint")
+        values = self._keeper.states.read(self._position)
+        found = Checkpoint(self._position, values, self._keeper.states.compiled)
+        self._checkpoints.add(found)
+        return found
+
+    def save(self, path: str | os.PathLike[str], tokens: Sequence[int] | np.ndarray | None = None) -> None:
+        """Write all states to a ``.safetensors`` file, whole or not at all.
+
+        Args:
+            path: the file; one that is there is replaced.
+            tokens: the ids that were run, to be kept with them.
+
+        Raises:
+            StateError: states cannot be read exactly, or are outside the model; the weights' fingerprint is not known;
+                there are more tokens or fewer than were run; or the file cannot be written.
+        """
+        self._check_inside("save")
+        ids = None if tokens is None else np.asarray(tokens, dtype=np.int64).reshape(-1)
+        if ids is not None and ids.size != self._position:
+            raise StateError(f"{ids.size} tokens are given to save with the state, wanted the {self._position} run")
+        self._keeper.save(path, self._position, ids)
+
+    def restore(self, source: Checkpoint | str | os.PathLike[str]) -> int:
+        """Take the states of a checkpoint or of a file in place of those that are; the next token costs one step.
+
+        Args:
+            source: from :meth:`checkpoint` or :meth:`save`. A file may come from another layout of the same model.
+
+        Returns:
+            The position now.
+
+        Raises:
+            StateError: the checkpoint is of another compiled model; the file cannot be read, is damaged, or is of
+                another model, rotation, type or format version. The session is as it was.
+        """
+        self._check_inside("restore")
+        before = self._keeper.states.read(self._position)
+        if isinstance(source, Checkpoint):
+            self._take(self._keeper.of_checkpoint(source), before, source.position)
+            self._checkpoints.restored(source)
+        else:
+            values, position = self._keeper.of_file(source, before, self._position)
+            self._take(values, before, position)
+            self._checkpoints.clear()
+        return self._position
+
+    def _take(self, values: Values, before: Values, position: int) -> None:
+        """Set all states; at position 0 they are those of a new session."""
+        try:
+            self._keeper.states.write(values if position else {}, before if self._position else {})
+        except DeviceError:
+            self._failed = True
+            raise
+        self._position = position
+
+    def _check_inside(self, what: str) -> None:
+        """Refuse what needs states inside the model, and that they are known."""
+        if self._cache is not None:
+            raise StateError(f"cannot {what}: the caches are outside the model; run the preset stateful first")
+        if self._failed:
+            raise StateError(f"cannot {what}: an earlier inference failed half way, states are not known; reset it")
 
     def prefill(
         self,

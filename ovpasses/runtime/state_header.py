@@ -1,0 +1,190 @@
+"""What a saved state says of the session it came from, and what a session must be to take it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from ovpasses.errors import StateError
+from ovpasses.importers.graph_info import GraphInfo
+from ovpasses.runtime.states import StateInfo, Values
+
+
+@dataclass(frozen=True)
+class SavedStateInfo:
+    """One state in a file.
+
+    Attributes:
+        name: the variable's id.
+        kind: key, value, cache (these grow), conv, delta-net or recurrent.
+        layer: layer number; None when the name tells none.
+        layout: what each dim is: batch, heads, seq, size; "d0" and so on where that is not known.
+        heads, size: of keys and values ``[.., heads, .., size]``; None when not known.
+        dtype: "f16" or "f32".
+        axis: the dim with a row per token, None of a recurrent state.
+        shape: in elements, as saved.
+        window: the layer's sliding window in tokens.
+    """
+
+    name: str
+    kind: str
+    layer: int | None
+    layout: list[str]
+    heads: int | None
+    size: int | None
+    dtype: str
+    axis: int | None
+    shape: list[int]
+    window: int | None
+
+    @property
+    def key(self) -> tuple[str, int | None]:
+        """What it is in any graph of the model: kind and layer, else its name."""
+        return (self.kind, self.layer) if self.layer is not None else (self.name, None)
+
+    @property
+    def label(self) -> str:
+        """For messages."""
+        return f"{self.kind} of layer {self.layer}" if self.layer is not None else self.name
+
+    def meaning(self) -> dict[str, Any]:
+        """What must be the same in two layouts."""
+        fixed = [n for d, n in enumerate(self.shape) if d != self.axis]
+        return {"heads": self.heads, "size": self.size, "dtype": self.dtype, "window": self.window, "fixed dims": fixed}
+
+
+def describe_state(info: StateInfo, axis: int | None, shape: Sequence[int], graph: GraphInfo) -> SavedStateInfo:
+    """What a file says of a state.
+
+    Args:
+        info: the state.
+        axis: its sequence axis, None when it is recurrent.
+        shape: its shape now.
+        graph: tells the layer's window.
+    """
+    split = len(shape) == 4 and axis in (1, 2)
+    names = ["batch", "heads", "size"] if split else [f"d{d}" for d in range(len(shape) - (axis is not None))]
+    layout = names if axis is None else [*names[:axis], "seq", *names[axis:]]
+    windows = {layer.index: layer.window for layer in graph.layers}
+    return SavedStateInfo(
+        name=info.name,
+        kind=info.kind,
+        layer=info.layer,
+        layout=layout,
+        heads=shape[layout.index("heads")] if split else None,
+        size=shape[layout.index("size")] if split else None,
+        dtype=info.dtype,
+        axis=axis,
+        shape=list(shape),
+        window=windows.get(info.layer) if info.layer is not None else None,
+    )
+
+
+@dataclass(frozen=True)
+class StateHeader:
+    """What all states of a file belong to.
+
+    Attributes:
+        fingerprint: of the model's weights, 32 hex digits.
+        position: tokens that had been run.
+        rotation: sizes of the Hadamard rotation of keys and of values, in elements; 0 for none.
+        states: one by one.
+    """
+
+    fingerprint: str
+    position: int
+    rotation: tuple[int, int]
+    states: tuple[SavedStateInfo, ...]
+
+    def to_metadata(self) -> dict[str, str]:
+        """As the text values of a .safetensors header."""
+        return {
+            "fingerprint": self.fingerprint,
+            "position": str(self.position),
+            "n_rot_k": str(self.rotation[0]),
+            "n_rot_v": str(self.rotation[1]),
+            "states": json.dumps([asdict(state) for state in self.states]),
+        }
+
+    @classmethod
+    def from_metadata(cls, path: str | os.PathLike[str], metadata: Mapping[str, str]) -> StateHeader:
+        """The inverse of :meth:`to_metadata`.
+
+        Raises:
+            StateError: a field is missing or of another kind.
+        """
+        for field in ("fingerprint", "position", "n_rot_k", "n_rot_v", "states"):
+            if field not in metadata:
+                raise StateError(f"{path}: has no field {field}; save the state anew")
+        known = {f.name for f in fields(SavedStateInfo)}
+        try:
+            rotation = (int(metadata["n_rot_k"]), int(metadata["n_rot_v"]))
+            states = tuple(SavedStateInfo(**state) for state in json.loads(metadata["states"]))
+            if any(s.axis is not None and not 0 <= s.axis < len(s.shape) for s in states):
+                raise ValueError("a sequence axis that is none of the dims")
+            return cls(metadata["fingerprint"], int(metadata["position"]), rotation, states)
+        except (ValueError, TypeError) as error:
+            raise StateError(
+                f"{path}: its fields cannot be read, wanted {', '.join(sorted(known))}: {error}"
+            ) from error
+
+
+def check_rotation(saved: tuple[int, int], wanted: tuple[int, int], where: str) -> None:
+    """Refuse a state whose rotation is not exactly the session's: it would be read as garbage, in silence.
+
+    Raises:
+        StateError: a size differs.
+    """
+    if tuple(saved) != tuple(wanted):
+        raise StateError(
+            f"{where}: was saved with rotation K {saved[0]}, V {saved[1]}, the session has K {wanted[0]}, "
+            f"V {wanted[1]}; open the session with rotation=({saved[0]}, {saved[1]}) if its model rotates so"
+        )
+
+
+def check_fits(saved: StateHeader, wanted: StateHeader, where: str) -> None:
+    """Refuse a file that is not of the same model, rotation and states; layouts may differ.
+
+    Args:
+        saved: of the file.
+        wanted: of the session.
+        where: the file, for the message.
+
+    Raises:
+        StateError: something does not fit; names it with both values.
+    """
+    check_rotation(saved.rotation, wanted.rotation, where)
+    if saved.fingerprint != wanted.fingerprint:
+        raise StateError(
+            f"{where}: is of a model with weights {saved.fingerprint}, the session's are {wanted.fingerprint}; "
+            "open it with the model it was saved from"
+        )
+    theirs, ours = ({state.key: state for state in header.states} for header in (saved, wanted))
+    if len(theirs) < len(saved.states) or len(ours) < len(wanted.states):
+        raise StateError(f"{where}: two states have one kind and layer, so they cannot be told apart")
+    for key in sorted(theirs.keys() ^ ours.keys(), key=str):
+        state = theirs.get(key) or ours[key]
+        has, lacks = ("the file", "the session") if key in theirs else ("the session", "the file")
+        raise StateError(f"{where}: {state.label} is a state of {has} and not of {lacks}")
+    for key, state in ours.items():
+        mine, other = state.meaning(), theirs[key].meaning()
+        for what, value in mine.items():
+            if other[what] != value:
+                raise StateError(f"{where}: {state.label} has {what} {other[what]}, the session's has {value}")
+
+
+def permuted(saved: StateHeader, wanted: StateHeader, values: Values) -> Values:
+    """The values of a file by the names and in the layout of a session that it fits."""
+    theirs = {state.key: state for state in saved.states}
+    found = {}
+    for state in wanted.states:
+        other = theirs[state.key]
+        value = values[other.name]
+        moved = value if state.axis is None or other.axis is None else np.moveaxis(value, other.axis, state.axis)
+        found[state.name] = np.ascontiguousarray(moved)
+    return found
