@@ -245,6 +245,7 @@ def test_padding_leaves_the_states_of_a_dynamic_dump_alone(age: str, form: str) 
 # Saved pairs ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.needs_2026_4
 @pytest.mark.parametrize(
     ("model", "sizes"),
     [
