@@ -19,7 +19,7 @@ Edit = Callable[[], None]
 class ReportedPass(ModelPass):  # type: ignore[misc]
     """A model pass that decides everything first, then edits, and says what it did in ``self.report``.
 
-    Subclasses implement :meth:`rewrite`: record every candidate in the report as done or skipped, and
+    Subclasses implement :meth:`plan`: record every candidate in the report as done or skipped, and
     return a list of edits (callables without arguments). Nothing is edited before all are decided, so a
     refusal leaves the graph as it was.
 

@@ -10,7 +10,7 @@ from openvino import CompiledModel
 from ovpasses.errors import DeviceError, StateError, one_line
 from ovpasses.importers.graph_info import RECURRENT, GraphInfo
 from ovpasses.runtime.inputs import MAKERS, ROW_INPUTS, Step
-from ovpasses.runtime.ports import check_inputs, checked_ids, input_tensor, last_dim, logits_port
+from ovpasses.runtime.ports import check_inputs, checked_ids, input_tensor, last_dim, logits_port, run_in_pieces
 from ovpasses.runtime.shared_caches import SharedCaches, carried_ports
 
 TOKEN_INPUTS = ("inp_tokens", "input_ids")
@@ -137,14 +137,11 @@ class ChunkedSession:
         """
         ids = self._checked(tokens)
         given = None if positions is None else self._checked_positions(positions, ids.size)
-        rows: list[np.ndarray] = []
-        for begin in range(0, ids.size, self.chunk):
-            end = min(begin + self.chunk, ids.size)
-            logits = self._piece(ids[begin:end], all_logits, None if given is None else given[:, begin:end])
-            rows = [*rows, logits] if all_logits else [logits]
-            if progress is not None:
-                progress(end)
-        return np.concatenate(rows)
+
+        def run(begin: int, end: int) -> np.ndarray:
+            return self._piece(ids[begin:end], all_logits, None if given is None else given[:, begin:end])
+
+        return run_in_pieces(ids.size, self.chunk, run, all_logits, progress)
 
     def decode(self, token: int) -> np.ndarray:
         """Run one token.

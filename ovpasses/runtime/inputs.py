@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-MROPE_PLANES = 4
 ROW_INPUTS = ("inp_out_ids", "out_ids")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,37 @@ from ovpasses.ggml_names import CACHE_NAME, PAST_NAME
 from ovpasses.importers.graph_info import GraphInfo
 from ovpasses.runtime.external_cache import is_cache_output
 from ovpasses.runtime.inputs import MAKERS
+
+
+def run_in_pieces(
+    count: int,
+    size: int,
+    run: Callable[[int, int], np.ndarray],
+    all_logits: bool,
+    progress: Callable[[int], None] | None,
+) -> np.ndarray:
+    """Run ``count`` tokens in pieces of at most ``size``.
+
+    Args:
+        count: tokens, at least one.
+        size: tokens that one piece takes.
+        run: runs the tokens from one index to another; returns their logits ``[rows, vocab]``.
+        all_logits: keep the rows of all pieces instead of those of the last one.
+        progress: called with the number of tokens done after each piece.
+
+    Returns:
+        Logits ``[rows, vocab]``.
+    """
+    rows: list[np.ndarray] = []
+    for begin in range(0, count, size):
+        end = min(begin + size, count)
+        logits = run(begin, end)
+        if not all_logits:
+            rows.clear()
+        rows.append(logits)
+        if progress is not None:
+            progress(end)
+    return np.concatenate(rows)
 
 
 def checked_ids(tokens: Sequence[int] | np.ndarray, n_vocab: int | None) -> np.ndarray:

@@ -17,7 +17,7 @@ from ovpasses.runtime.checkpoints import Checkpoint, Checkpoints
 from ovpasses.runtime.external_cache import DEFAULT_CELLS, SLOT_KINDS, ExternalCache
 from ovpasses.runtime.fingerprint import fingerprint_of
 from ovpasses.runtime.inputs import MAKERS, ROW_INPUTS, Step
-from ovpasses.runtime.ports import check_inputs, checked_ids, input_tensor, logits_port
+from ovpasses.runtime.ports import check_inputs, checked_ids, input_tensor, logits_port, run_in_pieces
 from ovpasses.runtime.state_keeper import StateKeeper, checked_rotation
 from ovpasses.runtime.states import States, Values
 
@@ -229,14 +229,11 @@ class Session:
             DeviceError: the device failed; the session must be reset before it goes on.
         """
         ids = self._checked(tokens)
-        rows: list[np.ndarray] = []
-        for begin in range(0, ids.size, self.step):
-            piece = ids[begin : begin + self.step]
-            logits = self._infer(piece, all_logits)
-            rows = [*rows, logits] if all_logits else [logits]
-            if progress is not None:
-                progress(begin + piece.size)
-        return np.concatenate(rows)
+
+        def run(begin: int, end: int) -> np.ndarray:
+            return self._infer(ids[begin:end], all_logits)
+
+        return run_in_pieces(ids.size, self.step, run, all_logits, progress)
 
     def decode(self, token: int) -> np.ndarray:
         """Run one token.
