@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 import ovpasses as ovp
-from ovpasses.cli import model_path
+from ovpasses.cli._arguments import model_path
 from ovpasses.passes.base import ReportedPass
 
 ARMS: dict[str, Sequence[type[ReportedPass]]] = {
