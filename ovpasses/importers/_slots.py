@@ -45,20 +45,21 @@ class SlotRead:
 
 @dataclass(frozen=True)
 class SlotWrite:
-    """``Concat(table[:begin], rows, table[begin + n:])`` that leaves by a Result.
+    """``Concat(table[:begin], rows, table[begin + n:])`` or ``ScatterUpdate(table, list, rows)``, for a Result.
 
     Attributes:
         result: the Result.
         rows: what is written, without what surrounds it.
-        begin: the first slot that is written.
+        begin: the first slot that is written; None where the list of slots says which.
     """
 
     result: Node
     rows: Output
-    begin: Output
+    begin: Output | None
 
     @property
-    def concat(self) -> Node:
+    def whole(self) -> Node:
+        """What makes the new cache: the Concat or the ScatterUpdate."""
         return self.result.input_value(0).get_node()
 
 
@@ -149,8 +150,10 @@ def _table(cache: Output) -> tuple[Output, Reset | None]:
 
 
 def _reset(keep: Output) -> Reset | None:
-    """``slot < index or slot >= index + count`` as a factor of 0 or 1."""
+    """``slot < index or slot >= index + count`` as a factor of 0 or 1, for one index or for all of several."""
     either = behind_views(keep).get_node()
+    if either.get_type_name() == "ReduceLogicalAnd":
+        either = behind_views(either.input_value(0)).get_node()
     if either.get_type_name() != "LogicalOr":
         return None
     sides = {either.input_value(i).get_node().get_type_name(): either.input_value(i).get_node() for i in (0, 1)}
@@ -189,11 +192,19 @@ def _results(table: Output) -> tuple[tuple[SlotWrite, ...], tuple[Node, ...]]:
             node = reader.get_node()
             if node.get_type_name() == "Result":
                 kept.append(node)
-            for consumer in readers(node.output(0)) if node.get_type_name() == "Slice" else []:
-                write = _write(consumer.get_node(), table)
-                if write is not None:
-                    writes[write.result] = write
+            found = [_listed_write(node)] if node.get_type_name() == "ScatterUpdate" else []
+            around = readers(node.output(0)) if node.get_type_name() == "Slice" else []
+            found += [_write(consumer.get_node(), table) for consumer in around]
+            writes.update({write.result: write for write in found if write is not None})
     return tuple(writes.values()), tuple(kept)
+
+
+def _listed_write(scatter: Node) -> SlotWrite | None:
+    axis = scatter.input_value(3).get_node()
+    results = [i.get_node() for i in readers(scatter.output(0)) if i.get_node().get_type_name() == "Result"]
+    if axis.get_type_name() != "Constant" or int(axis.get_data().ravel()[0]) != SLOTS or len(results) != 1:
+        return None
+    return SlotWrite(results[0], scatter.input_value(2), None)
 
 
 def _write(concat: Node, table: Output) -> SlotWrite | None:

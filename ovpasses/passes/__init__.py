@@ -1,5 +1,6 @@
 """The rewrites, one per file. Each is an ``openvino.passes`` pass that works alone in a ``Manager``."""
 
+from ovpasses.passes.batch_sequences import BatchSequences
 from ovpasses.passes.beam_reorder import BeamReorder
 from ovpasses.passes.chunk_valid_len import ChunkValidLen
 from ovpasses.passes.kv_head_split import KVHeadSplit
@@ -12,6 +13,7 @@ from ovpasses.passes.static_slot_copy import StaticSlotCopy
 from ovpasses.passes.static_tokens import StaticTokens
 
 __all__ = [
+    "BatchSequences",
     "BeamReorder",
     "ChunkValidLen",
     "KVHeadSplit",

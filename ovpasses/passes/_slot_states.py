@@ -58,7 +58,7 @@ def use_one_slot(model: Model, cache: SlotCache, report: PassReport) -> None:
     for cut in attention_slices(rows.source) if rows.kind == "state" else []:
         if folded(cut.input_value(2)) != rows.start(1):
             rewire(cut.input(2), const([rows.start(1)]).output(0))
-    redirect(update.concat.output(0), end_of_rows(rows, 1, cache.width, update.concat).output(0))
+    redirect(update.whole.output(0), end_of_rows(rows, 1, cache.width, update.whole).output(0))
     counted = active.end.get_node() if active.end is not None else None
     if counted is not None and counted.get_type_name() == "Parameter":
         redirect(counted.output(0), like(const([1]), counted).output(0), only=consumers(counted.output(0)))

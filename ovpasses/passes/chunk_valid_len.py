@@ -8,6 +8,7 @@ import numpy as np
 from openvino import Model, PartialShape, Type
 
 from ovpasses._openvino import Node, Output, ops
+from ovpasses.passes._batch_edits import sequence_list
 from ovpasses.passes._cache_pairs import NoPair
 from ovpasses.passes._edit import const, deferred, drop_unread_parameters, like, parameter, redirect, rewire
 from ovpasses.passes._recurrent_sites import (
@@ -51,6 +52,7 @@ class ChunkValidLen(ReportedPass):
         pair: the output by which a recurrent state leaves a stateless graph can be told; of a cache in slots (a
             llama.cpp dump), the one write of new rows.
 
+    Sequences: in a graph that takes a list of them (BatchSequences) the input is i64 ``[B]``, a length for each.
     Leaves alone: graphs that have the input already ("already"); the bodies of loops.
     Keeps: names and shapes of inputs and outputs. ``chunk_valid_len`` is i64 ``[1]``, the number of real tokens, which
         come first; pass the number of tokens where nothing is padded. An input that only said where a window begins
@@ -111,8 +113,10 @@ def _why_not_gated(net: DeltaNet) -> str | None:
 
 
 def _edit(model: Model, nets: list[DeltaNet], windows: list[Window], report: PassReport) -> None:
-    valid = parameter(model, INPUT, Type.i64, PartialShape([1])).output(0)
-    report.notes.append(f"added input {INPUT} i64 [1]")
+    listed = sequence_list(model)
+    shape = PartialShape([1]) if listed is None else listed.get_output_partial_shape(0)
+    valid = parameter(model, INPUT, Type.i64, shape).output(0)
+    report.notes.append(f"added input {INPUT} i64 {shape}")
     live: dict[tuple[str, int, str], Output] = {}
     for net in nets:
         for gate in net.gates:
@@ -120,35 +124,43 @@ def _edit(model: Model, nets: list[DeltaNet], windows: list[Window], report: Pas
             # All delta nets of a graph run over the same tokens, so they share one mask per type and axis.
             key = (str(source.get_partial_shape()[net.axis]), net.axis, source.get_element_type().get_type_name())
             if key not in live:
-                live[key] = _live(source, net.axis, valid)
+                live[key] = _live(source, net.axis, valid, each=listed is not None)
             masked = ops.multiply(source, live[key])
             rewire(gate, like(masked, source.get_node(), name=f"{_name(gate)}/live").output(0))
     for window in windows:
-        _end_at_last_valid(window, valid)
+        _end_at_last_valid(window, valid, each=listed is not None)
     begins = {id(w.begin): w.begin for w in windows if w.begin is not None}
     dropped = drop_unread_parameters(model, begins.values())
     if dropped:
         report.notes.append(f"removed unread inputs {', '.join(dropped)}")
 
 
-def _live(gate: Output, axis: int, valid: Output) -> Output:
-    """1 where a token is real, else 0: ``[1,t,1]`` for tokens on axis 1 of three, ``[t]`` for the last."""
-    tokens = gate.get_partial_shape()[axis]
+def _live(gate: Output, axis: int, valid: Output, *, each: bool) -> Output:
+    """1 where a token is real, else 0: ``[1,t,1]`` for tokens on axis 1 of three, ``[t]`` for the last.
+
+    With a length for each sequence ``[b,t,1]`` or ``[b,1,t]``.
+    """
+    tokens, rank = gate.get_partial_shape()[axis], gate.get_partial_shape().rank.get_length()
     if tokens.is_static:
         position: Node = const(np.arange(tokens.get_length()))
     else:
         count = ops.gather(ops.shape_of(gate), const(axis), const(0))
         position = ops.range(const(0), count, const(1), output_type="i64")
-    real = ops.convert(ops.less(position, valid), gate.get_element_type().get_type_name())
+    lengths = ops.unsqueeze(valid, const([1])) if each else valid
+    real = ops.convert(ops.less(position, lengths), gate.get_element_type().get_type_name())
     real.set_friendly_name(f"{INPUT}/live")
-    behind = list(range(1, gate.get_partial_shape().rank.get_length() - axis))
+    behind = [d for d in range(1, rank) if d != axis] if each else list(range(1, rank - axis))
     return (ops.unsqueeze(real, const(behind)) if behind else real).output(0)
 
 
-def _end_at_last_valid(window: Window, valid: Output) -> None:
+def _end_at_last_valid(window: Window, valid: Output, *, each: bool) -> None:
     # The joined columns start with the previous window, so the window that ends at token n starts at column n.
-    at = ops.add(valid, const(np.arange(window.width)))
-    cut = ops.gather(window.columns, at, const(window.axis))
+    columns = const(np.arange(window.width))
+    if each:  # of [1,b,c,k-1+t] the columns [1,b,k-1]
+        at = ops.unsqueeze(ops.add(ops.unsqueeze(valid, const([1])), columns), const([0]))
+        cut = ops.gather(window.columns, at, const(window.axis), batch_dims=2)
+    else:
+        cut = ops.gather(window.columns, ops.add(valid, columns), const(window.axis))
     redirect(window.cut.output(0), like(cut, window.cut).output(0))
 
 

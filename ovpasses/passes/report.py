@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from itertools import groupby
 from typing import Any
+
+from ovpasses._tables import alike, html_table
 
 # Steps that say "nothing to do here", not "something is in the way".
 SETTLED_STEPS = ("already", "kind")
@@ -86,18 +87,21 @@ class PassReport:
             return f"nothing matched: no {self.looked_for} among {self.ops_before} ops"
         return f"{self.rewritten} of {self.candidates} rewritten"
 
+    def near_misses(self) -> list[tuple[Skip, int]]:
+        """What ended the match of candidates that could have been rewritten: the first of each kind, and how many.
+
+        Skips are of one kind when step and wording are the same but for numbers; the most frequent kind comes first.
+        """
+        return sorted(_kinds(self.unsettled), key=lambda kind: -kind[1])
+
+    def settled(self) -> list[tuple[Skip, int]]:
+        """The candidates that need nothing: the first of each kind, and how many."""
+        return _kinds([skip for skip in self.skipped if skip.settled])
+
     def skip_lines(self) -> list[str]:
         """Skips grouped by step and wording: count, step, the first one in full."""
-
-        def key(skip: Skip) -> tuple[str, str]:
-            return skip.step, "".join("#" if c.isdigit() else c for c in skip.reason)
-
-        lines = []
-        for (step, _), group in groupby(sorted(self.skipped, key=key), key=key):
-            members = list(group)
-            first = min(members, key=lambda skip: self.skipped.index(skip))
-            lines.append(f"{len(members)}x {step}: {first}")
-        return lines
+        kinds = sorted(_kinds(self.skipped), key=lambda kind: (kind[0].step, kind[0].reason))
+        return [f"{count}x {first.step}: {first}" for first, count in kinds]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -113,3 +117,13 @@ class PassReport:
             "ops_before": self.ops_before,
             "ops_after": self.ops_after,
         }
+
+    def _repr_html_(self) -> str:
+        rows = [["rewritten", site, ""] for site in self.sites]
+        rows += [[skip.step, skip.node, skip.reason] for skip in self.skipped]
+        caption = "\n".join([f"{self.name}: {self.summary()}", *self.notes])
+        return html_table(caption, ("outcome or step", "candidate", "reason"), rows)
+
+
+def _kinds(skips: list[Skip]) -> list[tuple[Skip, int]]:
+    return [(group[0], len(group)) for group in alike(skips, lambda skip: f"{skip.step}: {skip.reason}")]

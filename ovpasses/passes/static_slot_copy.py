@@ -157,6 +157,9 @@ def _writes(model: Model, cache: SlotCache, drop_empty: bool, report: PassReport
     if isinstance(rows, str) or update is None:
         report.skip(cache.name, "rows", str(rows))
         return edits
+    if update.begin is None:
+        report.skip(cache.name, "already", "new rows go to the slots that they were read from")
+        return edits
     if why is not None or slots is None:
         report.skip(cache.name, "active", str(why))
         return edits
@@ -184,7 +187,7 @@ def _why_not_all_active(cache: SlotCache) -> str | None:
 
 
 def _write_end(cache: SlotCache, update: SlotWrite, rows: Rows, slots: int) -> None:
-    concat = update.concat
+    concat = update.whole
     redirect(concat.output(0), end_of_rows(rows, slots, cache.width, concat).output(0))
 
 

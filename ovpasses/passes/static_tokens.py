@@ -8,9 +8,12 @@ from typing import ClassVar
 import numpy as np
 from openvino import Model, PartialShape
 
-from ovpasses._openvino import ops
+from ovpasses._openvino import Node, ops
 from ovpasses.errors import RewriteError, one_line
+from ovpasses.importers._sequence_caches import CELLS as CELL_DIM
+from ovpasses.importers._sequence_caches import sequence_caches
 from ovpasses.importers.graph_info import info_from_graph, info_from_rt_info
+from ovpasses.passes._batch_edits import sequence_list
 from ovpasses.passes._cache_pairs import CachePair, cache_name, find_pairs, result_names
 from ovpasses.passes._edit import const, deferred, drop_unread_parameters, like, redirect
 from ovpasses.passes._static_check import listed, not_static
@@ -34,6 +37,7 @@ class _Sizes:
     context: int
     rows: int
     planes: int
+    sequences: int
 
 
 class StaticTokens(ReportedPass):
@@ -54,7 +58,8 @@ class StaticTokens(ReportedPass):
     Applies when (per input; all together or not at all):
         role: the input is tokens, positions, a mask, rows to output or write indices, or a cache or state; or it says
             how many cells of a cache attention reads (``attention_size`` of a llama.cpp dump), which becomes C.
-        cache: rows ``[1, t, heads, size]`` are scattered into it, at indices that are an input.
+        cache: rows ``[1, t, heads, size]`` are scattered into it, at indices that are an input. One of S sequences
+            (BatchSequences) becomes ``[1, S, C, heads*size]``; tokens and rows are then those of each of B sequences.
         static: with these inputs fixed, every output of every node is static and has elements.
 
     Leaves alone: inputs that are static already ("already"). Caches stay inputs and outputs.
@@ -65,10 +70,10 @@ class StaticTokens(ReportedPass):
         ``models/recorded/after/*/static``; the frontend's scatter on the heads axis measured on 2026.4.1.
 
     Args:
-        tokens: tokens of one call, N.
+        tokens: tokens of one call, N; of each sequence where a call runs a fixed number of them.
         context: cells of every cache, C; 1024 when not given, or the context length that ovpasses wrote
             into a saved IR when that is less.
-        rows: how many tokens of a call get logits, at most N.
+        rows: how many of these tokens get logits, at most N.
         strict: see :class:`ReportedPass`; a graph that cannot be made static is an error in any case.
 
     Raises:
@@ -117,7 +122,10 @@ class StaticTokens(ReportedPass):
             context = min(DEFAULT_CONTEXT, (known.context_length if known else None) or DEFAULT_CONTEXT)
             if self.tokens > context:
                 raise RewriteError(f"tokens is {self.tokens}, wanted at most the context of {context} cells")
-        return _Sizes(self.tokens, context, self.rows, info_from_graph(model).position_planes)
+        listed = sequence_list(model)
+        length = listed.get_output_partial_shape(0)[0] if listed is not None else None
+        sequences = length.get_length() if length is not None and length.is_static else 1
+        return _Sizes(self.tokens, context, self.rows, info_from_graph(model).position_planes, sequences)
 
     def __repr__(self) -> str:
         options = [f"tokens={self.tokens}"] if self.tokens != 1 else []
@@ -143,11 +151,16 @@ def _make_static(model: Model, sizes: _Sizes) -> set[str]:
     for pair in find_pairs(model, {}):
         if not isinstance(pair, CachePair):
             continue
-        _name_output(pair)
+        _name_output(pair.name, pair.result)
         if pair.update is not None and pair.update.get_type_name() == "ScatterUpdate":
             shape = pair.parameter.get_output_partial_shape(0)
             fixed[pair.name] = _with(shape, {pair.axis: sizes.context})
             scattered += [pair] if pair.axis == 1 else []
+    for cache in sequence_caches(model):
+        _name_output(cache.name, cache.result)
+        shape = cache.parameter.get_output_partial_shape(0)
+        if shape.is_dynamic:
+            fixed[cache.name] = _with(shape, {CELL_DIM: sizes.context})
     for parameter in model.get_parameters():
         if cache_name(parameter) in fixed:
             parameter.set_partial_shape(fixed[cache_name(parameter)])
@@ -162,12 +175,13 @@ def _dims(role: str, shape: PartialShape, sizes: _Sizes) -> PartialShape | None:
     if shape.rank.is_dynamic or shape.is_static or shape.rank.get_length() == 0:
         return None
     last = shape.rank.get_length() - 1
+    tokens = sizes.sequences * sizes.tokens
     lengths = {
-        TOKENS: {last: sizes.tokens},
-        POSITIONS: {last: sizes.planes * sizes.tokens},
-        ROWS: {last: sizes.rows},
-        WRITES: {last: sizes.tokens},
-        MASKS: {last - 1: sizes.tokens, last: sizes.context},
+        TOKENS: {last: tokens},
+        POSITIONS: {last: sizes.planes * tokens},
+        ROWS: {last: sizes.sequences * sizes.rows},
+        WRITES: {last: tokens},
+        MASKS: {0: sizes.sequences, last - 1: sizes.tokens, last: sizes.context},
     }
     return next((_with(shape, fixed) for roles, fixed in lengths.items() if role in roles), None)
 
@@ -178,10 +192,10 @@ def _with(shape: PartialShape, lengths: dict[int, int]) -> PartialShape:
     return PartialShape(dims)
 
 
-def _name_output(pair: CachePair) -> None:
-    name = f"{pair.name}_out"
-    if name not in result_names(pair.result) - {pair.result.get_friendly_name()}:
-        pair.result.output(0).get_tensor().add_names({name})
+def _name_output(cache: str, result: Node) -> None:
+    name = f"{cache}_out"
+    if name not in result_names(result) - {result.get_friendly_name()}:
+        result.output(0).get_tensor().add_names({name})
 
 
 def _scatter_on_cells(pair: CachePair) -> None:

@@ -34,7 +34,7 @@ class ExternalCache:
 
     def __init__(self, compiled: CompiledModel, ports: dict[str, Any], cells: int) -> None:
         self._outputs = {name: output_of(compiled, name) for name in ports}
-        rows = {name: port for name, port in ports.items() if not _is_in_slots(name)}
+        rows = {name: port for name, port in ports.items() if not is_in_slots(name)}
         lengths = {name: _cells(port, self._outputs[name], cells) for name, port in rows.items()}
         self.cells = min(lengths.values(), default=cells)
         self.sequences = max((_sequences(port) for port in rows.values()), default=1)
@@ -43,15 +43,12 @@ class ExternalCache:
             for name, port in ports.items()
         }
 
-    def reset(self, slot: int = 0) -> None:
-        """Forget what one sequence has left."""
-        for name, value in self._values.items():
-            if _is_in_slots(name):
-                value[:, :, slot] = 0
-            elif self.sequences > 1:
-                value[:, slot] = 0
-            else:
-                value.fill(0)
+    def views(self, slot: int = 0) -> dict[str, np.ndarray]:
+        """What one sequence has in each cache, to read and to write: ``[1, 1, cells, heads*size]`` or, of a cache for
+        one sequence, as the model takes it; ``[1, 1, 1, width]`` of a recurrent one."""
+        chosen = slice(slot, slot + 1)
+        several = {name: value[:, chosen] if self.sequences > 1 else value for name, value in self._values.items()}
+        return {name: self._values[name][:, :, chosen] if is_in_slots(name) else v for name, v in several.items()}
 
     def feed(self) -> dict[str, Tensor]:
         """The caches as inputs of the next inference."""
@@ -71,12 +68,13 @@ class ExternalCache:
         if name not in self._values:
             raise StateError(f"cache {name} is not there, wanted one of {', '.join(sorted(self._values))}")
         value = self._values[name]
-        if _is_in_slots(name):
+        if is_in_slots(name):
             return np.array(value[0, 0, slot])
         return np.array(value[0, slot] if self.sequences > 1 else value[0]).squeeze()
 
 
-def _is_in_slots(name: str) -> bool:
+def is_in_slots(name: str) -> bool:
+    """Whether a cache holds a fixed size per sequence, by its name."""
     found = CACHE_NAME.search(name)
     return found is not None and found["kind"] in SLOT_KINDS
 
@@ -84,7 +82,7 @@ def _is_in_slots(name: str) -> bool:
 def _dim(name: str, port: Any) -> int:
     """The cells: dim 2 of ``[1, sequences, cells, heads*size]``, dim 1 of ``[1, cells, heads, size]``; or the slots."""
     shape = port.get_partial_shape()
-    return 1 if shape[1].is_dynamic and not _is_in_slots(name) else 2
+    return 1 if shape[1].is_dynamic and not is_in_slots(name) else 2
 
 
 def _sequences(port: Any) -> int:

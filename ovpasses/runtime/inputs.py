@@ -20,7 +20,8 @@ class Step:
         rows: which of the T tokens get logits, int64 ``[R]``.
         planes: position planes of the model.
         window: sliding window in tokens, for the inputs that need it.
-        real: how many of the T tokens are real; those after them pad a chunk. None: all.
+        real: how many of the T tokens are real; those after them pad a chunk. None: all; 0: the sequence only fills a
+            place in a batch.
         cells: cells of caches of a fixed size, which the masks then cover; None: the past and the T tokens.
         given: positions of the real tokens by plane, int64 ``[planes, real]``; None: those of text.
         slot: where the sequence is among those that the caches hold.
@@ -107,6 +108,7 @@ MAKERS: dict[str, Callable[[Step], np.ndarray]] = {
     "inp_kv_idx": lambda step: step.positions,
     "attention_size": lambda step: np.array([step.start + step.count]),
     "n_seq_active": lambda step: np.array([1]),
+    "seq_active": lambda step: np.array([step.slot]),
     "seq_active_start": lambda step: np.array([step.slot]),
     "seq_active_end": lambda step: np.array([step.slot + 1]),
     # Recurrent states outside the model: a sequence reads and writes one slot, and clears it when it starts.

@@ -89,7 +89,9 @@ def input_tensor(name: str, value: np.ndarray, port: Any) -> Tensor:
     return Tensor(np.ascontiguousarray(value.astype(element.to_dtype()).reshape(shape)))
 
 
-def check_inputs(ports: dict[str, Any], roles: dict[str, str], kept: Collection[str], info: GraphInfo) -> None:
+def check_inputs(
+    ports: dict[str, Any], roles: dict[str, str], kept: Collection[str], info: GraphInfo, *, several: bool = False
+) -> None:
     """Make sure that a session can make every input.
 
     Args:
@@ -97,10 +99,15 @@ def check_inputs(ports: dict[str, Any], roles: dict[str, str], kept: Collection[
         roles: input name to role.
         kept: names of the caches that the session keeps outside the model.
         info: of the model.
+        several: the session runs several sequences in a batch.
 
     Raises:
-        StateError: an input is none of those, or needs a sliding window that ``info`` does not tell.
+        StateError: an input is none of those, needs a sliding window that ``info`` does not tell, or lists a fixed
+            number of sequences for a session of one.
     """
+    listed = next((port for name, port in ports.items() if roles[name] == "seq_active"), None)
+    if listed is not None and not several and last_dim(listed) not in (None, 1):
+        raise StateError(f"the model runs {last_dim(listed)} sequences in a batch, this session one; use SlotSessions")
     for name, port in ports.items():
         if roles[name] in MAKERS or name in kept:
             continue

@@ -10,36 +10,99 @@ from openvino import CompiledModel
 from ovpasses.errors import StateError
 from ovpasses.importers.graph_info import GraphInfo
 from ovpasses.runtime.session import Session
+from ovpasses.runtime.slot_batches import SlotBatches
+from ovpasses.runtime.slot_stage import takes_batches
+
+
+class Slot:
+    """One of the sequences that run in batches, on its own: a batch of one.
+
+    Args:
+        batches: all of them.
+        number: which one.
+    """
+
+    def __init__(self, batches: SlotBatches, number: int) -> None:
+        self._batches = batches
+        self._number = number
+
+    @property
+    def position(self) -> int:
+        """Tokens run so far; the next one gets this position."""
+        return self._batches.positions[self._number]
+
+    def reset(self) -> None:
+        """Forget everything: the next token is at position 0 again. Other sequences go on."""
+        self._batches.reset(self._number)
+
+    def state(self, name: str) -> np.ndarray:
+        """A copy of what the sequence has in a cache, by its input name; ``position`` cells of keys and values count.
+
+        Raises:
+            StateError: there is none of that name.
+        """
+        return self._batches.caches.value(name, self._number)
+
+    def prefill(self, tokens: Sequence[int] | np.ndarray, all_logits: bool = False) -> np.ndarray:
+        """Run tokens after those run so far; logits as :meth:`SlotSessions.prefill`."""
+        return self._batches.run({self._number: tokens}, all_logits, decode=False)[self._number]
+
+    def decode(self, token: int) -> np.ndarray:
+        """Run one token; logits f32 ``[1, vocab]``."""
+        return self._batches.run({self._number: [token]}, False, decode=True)[self._number]
 
 
 class SlotSessions:
     """Sequences of one context that share its caches, each in a slot of its own.
 
-    A batch is run sequence by sequence, as llama.cpp splits it for a graph that was captured with one: the recurrent
-    states of a sequence are read by the list of slots, its keys and values by the range of sequences.
+    A model of :class:`~ovpasses.BatchSequences` runs those of a call in one inference, whichever slots they are in. A
+    dump as it is runs them one after another, as llama.cpp splits a batch for a graph that was captured with one: the
+    recurrent states of a sequence are read by the list of slots, its keys and values by the range of sequences.
 
     Args:
-        compiled: a compiled llama.cpp dump as it is, whose caches are inputs and outputs.
+        compiled: a compiled llama.cpp dump, as it is or after BatchSequences, whose caches are inputs and outputs; or
+            one of preset ``static-prefill`` with ``sequences``.
         info: what :func:`ovpasses.read_model` found out about the model.
-        step: most tokens of a sequence that one inference takes.
+        decode: beside a model of ``static-prefill``, the one of ``static-decode``.
+        step: most tokens of a sequence that one inference takes, where the model leaves it open.
         cells: tokens of a sequence that the caches hold, where the graph leaves it open.
+        pad_token: id that shorter sequences and chunks are padded with; what it is makes no difference to any result.
 
     Raises:
-        StateError: as :class:`Session`.
+        StateError: as :class:`Session`, or the two models do not fit each other.
     """
 
-    def __init__(self, compiled: CompiledModel, info: GraphInfo, *, step: int = 512, cells: int | None = None) -> None:
+    def __init__(
+        self,
+        compiled: CompiledModel,
+        info: GraphInfo,
+        *,
+        decode: CompiledModel | None = None,
+        step: int = 512,
+        cells: int | None = None,
+        pad_token: int = 0,
+    ) -> None:
+        if step < 1 or (cells is not None and cells < 1):
+            raise StateError(f"step is {step} and cells {cells}, wanted at least 1")
+        self._batches: SlotBatches | None = None
+        self._sessions: list[Session | Slot] = []
+        if takes_batches(compiled):
+            self._batches = SlotBatches(compiled, info, decode=decode, step=step, cells=cells, pad_token=pad_token)
+            self._sessions += [Slot(self._batches, number) for number in range(self._batches.caches.sequences)]
+            return
+        if decode is not None:
+            raise StateError("the prefill model takes no list of sequences; give the preset the option sequences")
         first = Session(compiled, info, step=step, cells=cells)
-        others = [Session(compiled, info, step=step, slot=n, beside=first) for n in range(1, first.sequences)]
-        self._sessions = [first, *others]
+        self._sessions.append(first)
+        self._sessions += [Session(compiled, info, step=step, slot=n, beside=first) for n in range(1, first.sequences)]
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def __iter__(self) -> Iterator[Session]:
+    def __iter__(self) -> Iterator[Session | Slot]:
         return iter(self._sessions)
 
-    def __getitem__(self, slot: int) -> Session:
+    def __getitem__(self, slot: int) -> Session | Slot:
         if not 0 <= slot < len(self):
             raise StateError(f"slot is {slot}, but the caches hold {len(self)} sequence(s)")
         return self._sessions[slot]
@@ -50,7 +113,7 @@ class SlotSessions:
         """Run tokens of several sequences after those that each has run so far.
 
         Args:
-            tokens: slot to token ids, at least one each.
+            tokens: slot to token ids, at least one each; the numbers of tokens may differ.
             all_logits: return a row for every token instead of the last one only.
 
         Returns:
@@ -58,10 +121,18 @@ class SlotSessions:
 
         Raises:
             StateError: there is no such slot (nothing has been run then), or as :meth:`Session.prefill`.
+            DeviceError: the device failed.
         """
-        chosen = {slot: self[slot] for slot in tokens}
-        return {slot: one.prefill(tokens[slot], all_logits) for slot, one in chosen.items()}
+        return self._run(tokens, all_logits, decode=False)
 
     def decode(self, tokens: Mapping[int, int]) -> dict[int, np.ndarray]:
         """Run one token of each of several sequences; slot to logits f32 ``[1, vocab]``."""
-        return self.prefill({slot: [token] for slot, token in tokens.items()})
+        return self._run({slot: [token] for slot, token in tokens.items()}, False, decode=True)
+
+    def _run(
+        self, tokens: Mapping[int, Sequence[int] | np.ndarray], all_logits: bool, *, decode: bool
+    ) -> dict[int, np.ndarray]:
+        chosen = {slot: self[slot] for slot in tokens}
+        if self._batches is not None:
+            return self._batches.run(tokens, all_logits, decode)
+        return {slot: one.prefill(tokens[slot], all_logits) for slot, one in chosen.items()}

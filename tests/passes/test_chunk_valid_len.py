@@ -232,7 +232,7 @@ def test_skips_a_slot_cache_of_which_something_else_is_written() -> None:
     assert update is not None
     odd = ops.relu(update.rows)
     odd.set_friendly_name("odd")
-    update.concat.input_value(1).get_node().input(1).replace_source_output(odd.output(0))
+    update.whole.input_value(1).get_node().input(1).replace_source_output(odd.output(0))
     model.validate_nodes_and_infer_types()
     step, reason = slot_skip(model)
     assert step == "window"

@@ -290,7 +290,7 @@ def test_rows_that_come_from_elsewhere_are_left_alone() -> None:
     assert update is not None
     odd = ops.relu(update.rows)
     odd.set_friendly_name("odd")
-    update.concat.input(1).replace_source_output(odd.output(0))
+    update.whole.input(1).replace_source_output(odd.output(0))
     model.validate_nodes_and_infer_types()
     step, reason = skips(model)["cache_s_l0#3015"]
     assert (step, reason) == ("rows", "Relu odd makes its rows, wanted a Slice")

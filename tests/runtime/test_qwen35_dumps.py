@@ -131,7 +131,7 @@ def test_caches_in_slots_become_states_together() -> None:
     assert update is not None
     odd = ops.relu(update.rows)
     odd.set_friendly_name("odd")
-    update.concat.input_value(1).get_node().input(1).replace_source_output(odd.output(0))
+    update.whole.input_value(1).get_node().input(1).replace_source_output(odd.output(0))
     model.validate_nodes_and_infer_types()
     one = MakeKVStateful()
     one.run_on_model(model)
