@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import inspect
 import io
 from collections.abc import Callable, Mapping, Sequence
@@ -15,9 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from ovpasses import passes
+from ovpasses._tables import html_table
 from ovpasses.errors import OvpassesError, RewriteError, one_line
 from ovpasses.importers import ImportedModel
 from ovpasses.passes import (
+    BatchSequences,
     BeamReorder,
     ChunkValidLen,
     KVHeadSplit,
@@ -41,10 +42,20 @@ class PipelineReport:
     Attributes:
         name: the pipeline's name.
         passes: one :class:`PassReport` per pass, in order.
+
+    ``start`` is the graph before the run (it shares the weights) and ``steps`` are the passes, for pictures of what
+    each did; ``start`` is None when the run kept none. They are no part of the report's data.
     """
 
     name: str
     passes: list[PassReport] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.start: Model | None = None
+        self.steps: tuple[ReportedPass, ...] = ()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"name": self.name, "passes": self.passes, "start": None, "steps": ()}
 
     @property
     def rewritten(self) -> int:
@@ -80,13 +91,11 @@ class PipelineReport:
     def _repr_html_(self) -> str:
         rows = []
         for report in self.passes:
-            details = "<br>".join(html.escape(line) for line in [report.summary(), *report.notes, *report.skip_lines()])
+            details = "\n".join([report.summary(), *report.notes, *report.skip_lines()])
             rows.append(
-                f"<tr><td>{html.escape(report.name)}</td><td style='text-align:left'>{details}</td>"
-                f"<td>{report.ops_before} &rarr; {report.ops_after}</td><td>{1000 * report.seconds:.1f}</td></tr>"
+                [report.name, details, f"{report.ops_before} → {report.ops_after}", f"{1000 * report.seconds:.1f}"]
             )
-        head = "<tr><th>pass</th><th>result</th><th>ops</th><th>ms</th></tr>"
-        return f"<table><caption>pipeline {html.escape(self.name)}</caption>{head}{''.join(rows)}</table>"
+        return html_table(f"pipeline {self.name}", ("pass", "result", "ops", "ms"), rows)
 
 
 class Pipeline:
@@ -112,9 +121,10 @@ class Pipeline:
                 ``beam_idx`` Gather that the CPU plugin fuses from. ``pairs`` names further caches, input to output.
                 "static-prefill": every shape fixed for ``chunk`` tokens (256) and caches of ``context`` cells (see
                 :class:`~ovpasses.StaticTokens`), which stay inputs and outputs; padding leaves recurrent states
-                alone. ``rows`` tokens (1) of a chunk get logits. llama.cpp's dumps of one sequence are taken too; a
-                static one keeps its own sizes.
-                "static-decode": the same for one token; option ``context``.
+                alone. ``rows`` tokens (1) of a chunk get logits. llama.cpp's dumps are taken too; a static one keeps
+                its own sizes, and one of several sequences needs ``sequences``, how many of them run at a time:
+                ``chunk``, ``context`` and ``rows`` are then those of each.
+                "static-decode": the same for one token; options ``context`` and ``sequences``.
             strict: raise when a candidate must be skipped.
             portable: lower OpenVINO's internal ops too that this process could run as they are, so that the
                 model can be saved and opened elsewhere. The stand-ins of an IR that was read are lowered in any case.
@@ -136,8 +146,13 @@ class Pipeline:
             )
         return cls(make(strict, portable, **options), name)
 
-    def run(self, imported: ImportedModel | Model) -> PipelineReport:
+    def run(self, imported: ImportedModel | Model, *, keep_graph: bool = True) -> PipelineReport:
         """Rewrite a model in place.
+
+        Args:
+            imported: the model.
+            keep_graph: keep the graph as it was in the report, for pictures. It takes 2.5 kB per op and holds on to
+                the weights as long as the report is there.
 
         Returns:
             The report, one entry per pass.
@@ -148,6 +163,7 @@ class Pipeline:
         """
         model = imported.model if isinstance(imported, ImportedModel) else imported
         report = PipelineReport(self.name)
+        report.start, report.steps = model.clone() if keep_graph else None, tuple(self.passes)
         for step in self.passes:
             try:
                 step.run_on_model(model)
@@ -197,11 +213,11 @@ def _static_prefill(
     chunk: int = 256,
     context: int | None = None,
     rows: int = 1,
+    sequences: int | None = None,
     internal_ops: bool = False,
 ) -> list[ReportedPass]:
     return [
-        OneSequence(strict=strict),
-        StaticSlotCopy(drop_empty=True, strict=strict),
+        *_sequences(strict, sequences),
         StaticTokens(tokens=chunk, context=context, rows=rows, strict=strict),
         # A state that padding reaches makes every prompt wrong that is no multiple of the chunk.
         ChunkValidLen(strict=True),
@@ -210,14 +226,28 @@ def _static_prefill(
 
 
 def _static_decode(
-    strict: bool, portable: bool, *, context: int | None = None, internal_ops: bool = False
+    strict: bool,
+    portable: bool,
+    *,
+    context: int | None = None,
+    sequences: int | None = None,
+    internal_ops: bool = False,
 ) -> list[ReportedPass]:
+    # With several sequences, one that has no token to run fills a place in the batch: padding for a single token too.
+    padded = [] if sequences is None else [ChunkValidLen(strict=True)]
     return [
-        OneSequence(strict=strict),
-        StaticSlotCopy(drop_empty=True, strict=strict),
+        *_sequences(strict, sequences),
         StaticTokens(context=context, strict=strict),
+        *padded,
         LowerGatedDeltaNet(native=portable or not internal_ops, strict=strict),
     ]
+
+
+def _sequences(strict: bool, sequences: int | None) -> list[ReportedPass]:
+    """What makes the number of sequences, and of slots, a constant."""
+    if sequences is not None:
+        return [BatchSequences(sequences=sequences, strict=True)]
+    return [OneSequence(strict=strict), StaticSlotCopy(drop_empty=True, strict=strict)]
 
 
 def _all_passes() -> dict[str, type[ReportedPass]]:

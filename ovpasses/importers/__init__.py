@@ -9,6 +9,7 @@ from pathlib import Path
 
 from openvino import Model
 
+from ovpasses._tables import html_table
 from ovpasses.errors import ModelReadError
 from ovpasses.importers.cgraph import FILE_NAME as CGRAPH_FILE
 from ovpasses.importers.cgraph import info_from_cgraph
@@ -36,6 +37,13 @@ class ImportedModel:
     model: Model
     info: GraphInfo = field(default_factory=GraphInfo)
     source: Path | None = None
+
+    def _repr_html_(self) -> str:
+        model = self.model
+        counts = {"ops": len(model.get_ops()), "inputs": len(model.inputs), "outputs": len(model.outputs)}
+        rows = [[name, str(count)] for name, count in {**counts, "states": len(model.get_variables())}.items()]
+        name = self.source.name if self.source else model.get_friendly_name()
+        return html_table(name, ("holds", "number"), rows) + self.info._repr_html_()
 
 
 def read_model(source: str | os.PathLike[str] | Model, *, info: GraphInfo | None = None) -> ImportedModel:

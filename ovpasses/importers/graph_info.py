@@ -9,6 +9,7 @@ from typing import Any
 from openvino import Model, PartialShape
 
 from ovpasses._openvino import Node, Output
+from ovpasses._tables import LAYER_COLUMNS, html_table, layer_rows
 from ovpasses.ggml_names import CACHE_NAME, PAST_NAME
 from ovpasses.importers._head_counts import (
     HeadSplit,
@@ -86,6 +87,13 @@ class GraphInfo:
         }
         values["layers"] = layers
         return cls(**values)
+
+    def _repr_html_(self) -> str:
+        known = {"vocabulary": self.n_vocab, "context": self.context_length, "position planes": self.position_planes}
+        facts = ", ".join(f"{name} {value}" for name, value in known.items() if value is not None)
+        return html_table(
+            f"{self.architecture or 'architecture not known'}: {facts}", LAYER_COLUMNS, layer_rows(self.layers)
+        )
 
     @property
     def windows(self) -> list[int]:
