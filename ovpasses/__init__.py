@@ -1,9 +1,11 @@
 """OpenVINO graph-transformation passes for ggml-exported LLM graphs, and a runner for them."""
 
-from ovpasses.equivalence import compare_structure
+from ovpasses import visualize
+from ovpasses.equivalence import assert_equivalent, compare_numbers, compare_structure
 from ovpasses.errors import DeviceError, ModelReadError, OvpassesError, RewriteError, StateError
 from ovpasses.importers import GraphInfo, ImportedModel, LayerInfo, read_model
 from ovpasses.passes import (
+    BatchSequences,
     BeamReorder,
     ChunkValidLen,
     KVHeadSplit,
@@ -17,12 +19,14 @@ from ovpasses.passes import (
     StaticTokens,
 )
 from ovpasses.pipeline import Pipeline, PipelineReport
-from ovpasses.runtime import ChunkedSession, Session, SlotSessions, compile_model, device_config
+from ovpasses.runtime import Checkpoint, ChunkedSession, Session, SlotSessions, compile_model, device_config
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "BatchSequences",
     "BeamReorder",
+    "Checkpoint",
     "ChunkValidLen",
     "ChunkedSession",
     "DeviceError",
@@ -46,8 +50,11 @@ __all__ = [
     "StateError",
     "StaticSlotCopy",
     "StaticTokens",
+    "assert_equivalent",
+    "compare_numbers",
     "compare_structure",
     "compile_model",
     "device_config",
     "read_model",
+    "visualize",
 ]

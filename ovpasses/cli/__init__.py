@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ovpasses import __version__
-from ovpasses.cli import convert, diff, inspect, passes, run
+from ovpasses.cli import check, convert, diff, inspect, passes, run
 from ovpasses.cli._app import app
 from ovpasses.errors import OvpassesError, one_line
 
@@ -18,6 +18,7 @@ app.command("run")(run.run)
 app.command("convert")(convert.convert)
 app.command("inspect")(inspect.inspect)
 app.command("diff")(diff.diff)
+app.command("check")(check.check)
 app.command("passes")(passes.list_passes)
 
 
