@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from openvino import CompiledModel
+from openvino import CompiledModel, Model
 
 from ovpasses.errors import DeviceError, StateError, one_line
+from ovpasses.importers import ImportedModel
 from ovpasses.importers.graph_info import RECURRENT, GraphInfo
+from ovpasses.runtime.cell_states import CellStates
+from ovpasses.runtime.fingerprint import fingerprint_of
 from ovpasses.runtime.inputs import MAKERS, ROW_INPUTS, Step
 from ovpasses.runtime.ports import check_inputs, checked_ids, input_tensor, last_dim, logits_port, run_in_pieces
+from ovpasses.runtime.resumable import Resumable
 from ovpasses.runtime.shared_caches import SharedCaches, carried_ports
 
 TOKEN_INPUTS = ("inp_tokens", "input_ids")
@@ -19,7 +23,7 @@ MASK_INPUTS = ("self_kq_mask", "self_kq_mask_swa")
 VALID_INPUT = "chunk_valid_len"
 
 
-class ChunkedSession:
+class ChunkedSession(Resumable):
     """A sequence of tokens being run through a static pair: prompts in chunks, then token by token.
 
     The last chunk of a prompt is padded. Its padding is hidden by the masks, leaves recurrent states alone
@@ -34,13 +38,24 @@ class ChunkedSession:
         decode: a compiled model of preset ``static-decode``, of the same context.
         info: what :func:`ovpasses.read_model` found out about the model.
         pad_token: id that chunks are padded with; what it is makes no difference to any result.
+        rotation, checkpoints, model: as :class:`Session` takes them.
 
     Raises:
-        StateError: a model is not static or needs inputs that a session cannot make, the two do not fit each other,
-            or padding would reach the states of recurrent layers.
+        StateError: a model is not static or needs inputs that a session cannot make, the two do not fit each other or
+            have other weights, or padding would reach the states of recurrent layers.
     """
 
-    def __init__(self, prefill: CompiledModel, decode: CompiledModel, info: GraphInfo, *, pad_token: int = 0) -> None:
+    def __init__(
+        self,
+        prefill: CompiledModel,
+        decode: CompiledModel,
+        info: GraphInfo,
+        *,
+        pad_token: int = 0,
+        rotation: tuple[int, int] = (0, 0),
+        checkpoints: int = 4,
+        model: ImportedModel | Model | None = None,
+    ) -> None:
         self.info = info
         self._pad = int(checked_ids([pad_token], info.n_vocab)[0])
         self._prefill, self._decode = _Stage(prefill, info), _Stage(decode, info)
@@ -51,15 +66,15 @@ class ChunkedSession:
                 f"the prefill model has {self._prefill.cells} cells, the decode model {self._decode.cells}; "
                 "rewrite both with one context"
             )
-        self._recurrent = [layer.index for layer in info.layers if layer.kind == RECURRENT]
-        if self._recurrent and self._prefill.tokens > 1 and not self._prefill.knows_padding:
+        recurrent = [layer.index for layer in info.layers if layer.kind == RECURRENT]
+        if recurrent and self._prefill.tokens > 1 and not self._prefill.knows_padding:
             raise StateError(
-                f"layer {self._recurrent[0]} is recurrent and the prefill model has no input {VALID_INPUT}, so padding "
+                f"layer {recurrent[0]} is recurrent and the prefill model has no input {VALID_INPUT}, so padding "
                 "would reach its state; run ChunkValidLen"
             )
         self._caches = SharedCaches(self._prefill.carried, self._decode.carried)
-        self._position = 0
-        self._failed = False
+        states = CellStates(prefill, self._caches.arrays, self._prefill.cells, info)
+        super().__init__(states, info, rotation, _fingerprint(prefill, decode, model), checkpoints)
 
     @property
     def chunk(self) -> int:
@@ -68,40 +83,8 @@ class ChunkedSession:
 
     @property
     def capacity(self) -> int | None:
-        """Positions there are, in tokens: cells of the caches or the model's context; None without a limit."""
         known = [n for n in (self._prefill.cells, self.info.context_length) if n is not None]
         return min(known, default=None)
-
-    @property
-    def position(self) -> int:
-        """Tokens run so far; the next one gets this position."""
-        return self._position
-
-    def reset(self) -> None:
-        """Forget everything: the next token is at position 0 again, over states of zeros."""
-        self._caches.clear()
-        self._position = 0
-        self._failed = False
-
-    def trim(self, n: int) -> None:
-        """Keep the first ``n`` tokens and forget those after them; their cells are hidden and written again.
-
-        Args:
-            n: tokens to keep, at most :attr:`position`; 0 is a reset.
-
-        Raises:
-            StateError: there are not so many tokens, or a recurrent layer's state cannot go back to token ``n``.
-        """
-        if not 0 <= n <= self._position:
-            raise StateError(f"cannot keep {n} tokens, the session holds {self._position}")
-        if n == 0:
-            self.reset()
-        elif n < self._position and self._recurrent:
-            raise StateError(
-                f"the state of recurrent layer {self._recurrent[0]} stands at position {self._position} and cannot "
-                f"go back to {n}; reset the session and run the tokens again"
-            )
-        self._position = n
 
     def state(self, name: str) -> np.ndarray:
         """A copy of a cache or recurrent state by its input name (``cache_k_l0``: only ``position`` cells count).
@@ -198,6 +181,14 @@ class ChunkedSession:
         if given.shape != wanted or not np.issubdtype(given.dtype, np.integer):
             raise StateError(f"positions are {given.dtype} {list(given.shape)}, wanted integers {list(wanted)}")
         return given.astype(np.int64)
+
+
+def _fingerprint(prefill: CompiledModel, decode: CompiledModel, model: ImportedModel | Model | None) -> str | None:
+    """Of the weights that both models have."""
+    first, second = fingerprint_of(prefill, model), fingerprint_of(decode, model)
+    if first is not None and second is not None and first != second:
+        raise StateError(f"the prefill model has weights {first}, the decode model {second}, wanted one model")
+    return first or second
 
 
 class _Stage:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,16 +12,17 @@ from ovpasses.errors import DeviceError, StateError, one_line
 from ovpasses.ggml_names import CACHE_NAME
 from ovpasses.importers import ImportedModel
 from ovpasses.importers.graph_info import GraphInfo
-from ovpasses.runtime.checkpoints import Checkpoint, Checkpoints
+from ovpasses.runtime.cell_states import CellStates
 from ovpasses.runtime.external_cache import DEFAULT_CELLS, SLOT_KINDS, ExternalCache
 from ovpasses.runtime.fingerprint import fingerprint_of
 from ovpasses.runtime.inputs import MAKERS, ROW_INPUTS, Step
 from ovpasses.runtime.ports import check_inputs, checked_ids, input_tensor, logits_port, run_in_pieces
-from ovpasses.runtime.state_keeper import StateKeeper, checked_rotation
-from ovpasses.runtime.states import States, Values
+from ovpasses.runtime.request_states import RequestStates
+from ovpasses.runtime.resumable import Resumable
+from ovpasses.runtime.states import StateStore
 
 
-class Session:
+class Session(Resumable):
     """A sequence of tokens being run through a model; makes positions, masks and slots itself.
 
     Sessions of one compiled model are independent: each has its own infer request, so its own states.
@@ -77,135 +77,34 @@ class Session:
         self._logits = logits_port(compiled, info)
         self._picks_rows = any(role in ROW_INPUTS for role in self._roles.values())
         self._request = compiled.create_infer_request()
-        self._position = 0
-        self._failed = False
-        self._keeper = StateKeeper(
-            States(compiled, self._request), info, checked_rotation(rotation), fingerprint_of(compiled, model)
-        )
-        self._checkpoints = Checkpoints(checkpoints)
-
-    @property
-    def position(self) -> int:
-        """Tokens run so far; the next one gets this position."""
-        return self._position
+        super().__init__(self._states(compiled), info, rotation, fingerprint_of(compiled, model), checkpoints)
 
     @property
     def sequences(self) -> int:
         """How many sequences the caches outside the model hold; 1 when they are inside."""
         return self._cache.sequences if self._cache is not None else 1
 
+    @property
+    def capacity(self) -> int | None:
+        known = [n for n in (self._cache.cells if self._cache else None, self.info.context_length) if n is not None]
+        return min(known, default=None)
+
+    def _states(self, compiled: CompiledModel) -> StateStore:
+        """Of the model, or of its caches outside; only running goes with both."""
+        cache, inside = self._cache, RequestStates(compiled, self._request)
+        self._mixed = cache is not None and bool(inside.infos)
+        if cache is None:
+            return inside
+        return CellStates(compiled, lambda: cache.views(self._slot), cache.cells, self.info)
+
     def reset(self) -> None:
-        """Forget everything: the next token is at position 0 again. Other sequences of the same caches go on."""
         self._request.reset_state()
-        if self._cache is not None:
-            self._cache.reset(self._slot)
-        self._checkpoints.clear()
-        self._position = 0
-        self._failed = False
+        super().reset()
 
-    def trim(self, n: int) -> int:
-        """Keep the first ``n`` tokens and forget those after them; each state is cut along its own sequence axis.
-
-        A recurrent state cannot be cut: then the session goes back to the latest checkpoint at or before ``n``, and the
-        tokens from there to ``n`` are to be run again.
-
-        Args:
-            n: tokens to keep, at most :attr:`position`; all is nothing to do, 0 is a reset.
-
-        Returns:
-            The position now: ``n``, or that of the checkpoint.
-
-        Raises:
-            StateError: ``n`` is no such number, a recurrent state stands in the way and there is no checkpoint, or
-                states cannot be read exactly. The session is as it was.
-        """
-        self._keeper.check_count(n, self._position)
-        if n == self._position and not self._failed:
-            return self._position
-        if n == 0:
-            self.reset()
-            return 0
-        self._check_inside("trim")
-        checkpoint = self._checkpoints.at_or_before(n) if self._keeper.states.recurrent else None
-        if checkpoint is not None:
-            return self.restore(checkpoint)
-        before = self._keeper.states.read(self._position)
-        self._take(self._keeper.cut(before, int(n), self._position), before, int(n))
-        self._checkpoints.went_back(n)
-        return self._position
-
-    def checkpoint(self) -> Checkpoint:
-        """Copy all states, recurrent ones too.
-
-        Returns:
-            What :meth:`restore` takes, in this session or in another one of the same compiled model. The session keeps
-            the newest ones itself, for :meth:`trim`.
-
-        Raises:
-            StateError: states cannot be read exactly, or are outside the model.
-        """
-        self._check_inside("checkpoint")
-        values = self._keeper.states.read(self._position)
-        found = Checkpoint(self._position, values, self._keeper.states.compiled)
-        self._checkpoints.add(found)
-        return found
-
-    def save(self, path: str | os.PathLike[str], tokens: Sequence[int] | np.ndarray | None = None) -> None:
-        """Write all states to a ``.safetensors`` file, whole or not at all.
-
-        Args:
-            path: the file; one that is there is replaced.
-            tokens: the ids that were run, to be kept with them.
-
-        Raises:
-            StateError: states cannot be read exactly, or are outside the model; the weights' fingerprint is not known;
-                there are more tokens or fewer than were run; or the file cannot be written.
-        """
-        self._check_inside("save")
-        ids = None if tokens is None else np.asarray(tokens, dtype=np.int64).reshape(-1)
-        if ids is not None and ids.size != self._position:
-            raise StateError(f"{ids.size} tokens are given to save with the state, wanted the {self._position} run")
-        self._keeper.save(path, self._position, ids)
-
-    def restore(self, source: Checkpoint | str | os.PathLike[str]) -> int:
-        """Take the states of a checkpoint or of a file in place of those that are; the next token costs one step.
-
-        Args:
-            source: from :meth:`checkpoint` or :meth:`save`. A file may come from another layout of the same model.
-
-        Returns:
-            The position now.
-
-        Raises:
-            StateError: the checkpoint is of another compiled model; the file cannot be read, is damaged, or is of
-                another model, rotation, type or format version. The session is as it was.
-        """
-        self._check_inside("restore")
-        before = self._keeper.states.read(self._position)
-        if isinstance(source, Checkpoint):
-            self._take(self._keeper.of_checkpoint(source), before, source.position)
-            self._checkpoints.restored(source)
-        else:
-            values, position = self._keeper.of_file(source, before, self._position)
-            self._take(values, before, position)
-            self._checkpoints.clear()
-        return self._position
-
-    def _take(self, values: Values, before: Values, position: int) -> None:
-        """Set all states; at position 0 they are those of a new session."""
-        try:
-            self._keeper.states.write(values if position else {}, before if self._position else {})
-        except DeviceError:
-            self._failed = True
-            raise
-        self._position = position
-
-    def _check_inside(self, what: str) -> None:
-        """Refuse what needs states inside the model, and that they are known."""
-        if self._cache is not None:
-            raise StateError(f"cannot {what}: the caches are outside the model; run the preset stateful first")
-        if self._failed:
-            raise StateError(f"cannot {what}: an earlier inference failed half way, states are not known; reset it")
+    def _check_known(self, what: str) -> None:
+        if self._mixed:
+            raise StateError(f"cannot {what}: some states are outside the model, some inside; run the preset stateful")
+        super()._check_known(what)
 
     def prefill(
         self,

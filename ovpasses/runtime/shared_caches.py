@@ -68,10 +68,9 @@ class SharedCaches:
         """Take what the last inference wrote as what is."""
         self._now, self._next = self._next, self._now
 
-    def clear(self) -> None:
-        """Make every cache and state zero."""
-        for tensor in self._now.values():
-            tensor.data[...] = 0
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The caches as they are now, to read and to write."""
+        return {name: tensor.data for name, tensor in self._now.items()}
 
     def value(self, name: str) -> np.ndarray:
         """A copy of a cache or state.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ import numpy as np
 from ovpasses.errors import StateError
 from ovpasses.importers.graph_info import GraphInfo
 from ovpasses.runtime.checkpoints import Checkpoint
+from ovpasses.runtime.state_convert import converted
 from ovpasses.runtime.state_header import StateHeader, check_fits, describe_state, permuted
-from ovpasses.runtime.states import States, Values
+from ovpasses.runtime.states import StateStore, Values
 
 
 def checked_rotation(rotation: Any) -> tuple[int, int]:
@@ -30,13 +32,13 @@ class StateKeeper:
     """The operations on all states of a session together.
 
     Args:
-        states: of its infer request.
+        states: all of its states.
         info: of the model.
         rotation: sizes of the rotation of keys and values.
         fingerprint: of the weights, None when not known.
     """
 
-    def __init__(self, states: States, info: GraphInfo, rotation: tuple[int, int], fingerprint: str | None) -> None:
+    def __init__(self, states: StateStore, info: GraphInfo, rotation: tuple[int, int], fingerprint: str | None) -> None:
         self.states = states
         self._info = info
         self._rotation = rotation
@@ -58,8 +60,8 @@ class StateKeeper:
             f"give an integer from 0 to {position}"
         )
 
-    def cut(self, values: Values, n: int, position: int) -> Values:
-        """Every state cut to its first ``n`` of ``position`` tokens.
+    def check_cut(self, n: int, position: int) -> None:
+        """Make sure that every state can be cut to its first ``n`` of ``position`` tokens.
 
         Raises:
             StateError: one is recurrent.
@@ -69,10 +71,6 @@ class StateKeeper:
                 f"cannot trim to {n}: {info.label} is a recurrent state ({info.kind}) at position {position}, which "
                 f"cannot go back to {n}; restore a checkpoint taken there, or reset and run the tokens again"
             )
-        axes = {
-            name: self.states.axis(self.states.infos[name], value.shape, position) for name, value in values.items()
-        }
-        return {name: np.take(value, np.arange(n), axes[name]) for name, value in values.items()}
 
     def of_checkpoint(self, checkpoint: Checkpoint) -> Values:
         """The states of a checkpoint, if it is one of this compiled model.
@@ -100,13 +98,16 @@ class StateKeeper:
         check_fits(header, header, str(path))
         write_state_file(path, SavedState(header, values if position else {}, tokens))
 
-    def of_file(self, path: str | os.PathLike[str], now: Values, position: int) -> tuple[Values, int]:
+    def of_file(
+        self, path: str | os.PathLike[str], now: Values, position: int, *, convert: bool = False
+    ) -> tuple[Values, int]:
         """The states in a file, by this session's names and in its layout, and the file's position.
 
         Args:
             path: the file.
             now: this session's states.
             position: where it stands.
+            convert: take float states of another width.
 
         Raises:
             StateError: as :meth:`Session.restore`.
@@ -115,6 +116,9 @@ class StateKeeper:
 
         saved = read_state_file(path)
         wanted = self._header(now, position)
+        if convert:
+            header, values = converted(saved.header, wanted, saved.values, str(path))
+            saved = replace(saved, header=header, values=values)
         check_fits(saved.header, wanted, str(path))
         context = self._info.context_length
         if context is not None and saved.header.position > context:

@@ -1,19 +1,16 @@
-"""The states of an infer request: which axis of each is the sequence, and reading and writing all of them at once."""
+"""What is known of a session's states, which axis of each is the sequence, and how they are read and written."""
 
 from __future__ import annotations
 
-from collections import Counter
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-from openvino import CompiledModel, InferRequest, Tensor
+from openvino import CompiledModel
 
-from ovpasses.errors import DeviceError, StateError, one_line
+from ovpasses.errors import StateError
 from ovpasses.ggml_names import CACHE_NAME, PAST_NAME
-from ovpasses.runtime.state_types import type_name
 
 # Types whose bytes go out of a state and back in as they are.
 EXACT_TYPES = ("f16", "f32")
@@ -71,30 +68,16 @@ class StateInfo:
         return bool(self.axes)
 
 
-class States:
-    """All states of one infer request, which has run nothing yet.
+class StateStore(ABC):
+    """All states of one session, wherever they are kept.
 
-    A state without tokens is empty along its sequence axis and nowhere else, whatever its number of heads: so that
-    axis is read off it once, at position 0, where it cannot be taken for another.
-
-    Args:
-        compiled: the compiled model.
-        request: a new infer request of it.
+    Attributes:
+        compiled: the compiled model that they are of.
+        infos: what is known of each, by name.
     """
 
-    def __init__(self, compiled: CompiledModel, request: InferRequest) -> None:
-        self.compiled = compiled
-        self._request = request
-        self.infos: dict[str, StateInfo] = {}
-        self._unknown = ""
-        self._held: Counter[str] | None = None
-        try:
-            for state in request.query_state():
-                tensor = state.state
-                empty = tuple(d for d, size in enumerate(tensor.shape) if size == 0)
-                self.infos[state.name] = StateInfo(state.name, tensor.element_type.get_type_name(), empty)
-        except RuntimeError as error:
-            self._unknown = one_line(error)
+    compiled: CompiledModel
+    infos: dict[str, StateInfo]
 
     @property
     def recurrent(self) -> list[StateInfo]:
@@ -102,7 +85,7 @@ class States:
         return [info for info in self.infos.values() if not info.grows]
 
     def read(self, position: int) -> Values:
-        """A copy of every state by name.
+        """A copy of every state by name; of those that grow the rows of all tokens and no others.
 
         Args:
             position: how many tokens have been run.
@@ -111,10 +94,7 @@ class States:
             StateError: the device does not give its states, or not exactly, or one does not hold ``position`` tokens.
         """
         self.check_exact()
-        try:
-            values = {state.name: np.array(state.state.data) for state in self._request.query_state()}
-        except RuntimeError as error:
-            raise StateError(f"the device does not give its states: {one_line(error)}") from error
+        values = self._copies(position)
         for info in self.infos.values() if position else ():
             if info.grows:
                 self.axis(info, values[info.name].shape, position)
@@ -139,6 +119,21 @@ class States:
             )
         return info.axes[0]
 
+    def check_exact(self) -> None:
+        """Make sure that what is read from states and set is what they hold.
+
+        Raises:
+            StateError: it is not, or that cannot be told.
+        """
+        for info in self.infos.values():
+            if info.dtype not in EXACT_TYPES:
+                raise StateError(f"state {info.label} is {info.dtype}, wanted one of {', '.join(EXACT_TYPES)}")
+
+    @abstractmethod
+    def _copies(self, position: int) -> Values:
+        """A copy of every state by name."""
+
+    @abstractmethod
     def write(self, values: Mapping[str, np.ndarray], before: Mapping[str, np.ndarray]) -> None:
         """Set all states, or none.
 
@@ -150,65 +145,16 @@ class States:
             StateError: the device refused; all states are as before.
             DeviceError: and it refused that too: the states are not known.
         """
-        try:
-            self._set(values)
-        except RuntimeError as error:
-            reason = one_line(error)
-            try:
-                self._set(before)
-            except RuntimeError:
-                raise DeviceError(f"the device took some states and not others: {reason}; reset the session") from error
-            raise StateError(f"the device refuses to set its states: {reason}") from error
 
-    def _set(self, values: Mapping[str, np.ndarray]) -> None:
-        if not values:
-            self._request.reset_state()
-            return
-        for state in self._request.query_state():
-            state.state = Tensor(np.ascontiguousarray(values[state.name]))
-
-    def check_exact(self) -> None:
-        """Make sure that what is read from states and set is what they hold.
+    @abstractmethod
+    def cut(self, n: int, position: int) -> None:
+        """Keep the first ``n`` of ``position`` tokens, 1 or more, of states of which none is recurrent.
 
         Raises:
-            StateError: it is not, or the device does not tell.
+            StateError: as :meth:`read` and :meth:`write`.
+            DeviceError: as :meth:`write`.
         """
-        if self._unknown:
-            raise StateError(f"the device does not give its states: {self._unknown}")
-        if self._held is None:
-            self._held = held_types(self.compiled)
-        for info in self.infos.values():
-            if info.dtype not in EXACT_TYPES:
-                raise StateError(f"state {info.label} is {info.dtype}, wanted one of {', '.join(EXACT_TYPES)}")
-        declared = Counter(info.dtype for info in self.infos.values())
-        wrong, rounded = self._held - declared, declared - self._held
-        if wrong and rounded:
-            first = min((i for i in self.infos.values() if i.dtype in rounded), key=lambda i: (not i.grows, i.label))
-            raise StateError(
-                f"state {first.label} is held in {min(wrong)} and read as {first.dtype}, which is not exact; "
-                "compile with ovpasses.compile_model and config KV_CACHE_PRECISION f16 or f32"
-            )
 
-
-def held_types(compiled: CompiledModel) -> Counter[str]:
-    """How many states a CPU holds in which type; nothing of a device that does not tell.
-
-    A state that is fused with attention is held in ``KV_CACHE_PRECISION``, whatever its layer says.
-    """
-    held: Counter[str] = Counter()
-    for node in compiled.get_runtime_model().get_ops():
-        if _note(node, "layerType") != "MemoryInput":
-            continue
-        readers = [_note(port.get_node(), "layerType") for port in node.output(0).get_target_inputs()]
-        kind = _note(node, "outputPrecisions")
-        if "ScaledDotProductAttention" in readers:
-            with suppress(RuntimeError):  # a device without that property keeps states as they are declared
-                kind = compiled.get_property("KV_CACHE_PRECISION")
-        held[type_name(kind)] += 1
-    return held
-
-
-def _note(node: Any, key: str) -> str:
-    """A note of the runtime model on a layer, "" when there is none."""
-    notes = node.get_rt_info()
-    return str(getattr(notes[key], "value", notes[key])) if key in notes else ""
+    @abstractmethod
+    def clear(self) -> None:
+        """Make all states what they are before the first token."""

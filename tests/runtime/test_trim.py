@@ -183,10 +183,33 @@ def test_each_state_is_cut_along_its_own_axis(axes: dict[str, int]) -> None:
         assert np.array_equal(session.decode(1), fresh.decode(1))
 
 
-def test_caches_outside_the_model_are_refused(recorded: Path) -> None:
-    imported = ovp.read_model(recorded / "before/llama-gqa/stateless/model.xml")
-    session = ovp.Session(ovp.compile_model(imported, "CPU", F32), imported.info)
+def _dump(recorded: Path, config: dict[str, Any] = F32, *, counter: bool = False) -> Prepared:
+    imported = ovp.read_model(recorded / "after/llama-gqa/stateless/model.xml")
+    if counter:
+        info = VariableInfo()
+        info.data_shape, info.data_type, info.variable_id = openvino.PartialShape([1]), openvino.Type.f32, "counter"
+        variable = Variable(info)
+        read = read_value(ops.constant(np.zeros(1, np.float32)), variable)
+        imported.model.add_sinks([assign(ops.add(read, np.float32(1)), variable)])
+    return ovp.compile_model(imported, "CPU", config), imported.info
+
+
+def test_caches_outside_the_model(recorded: Path) -> None:
+    model = _dump(recorded)
+    session, control = ovp.Session(*model), ovp.Session(*model)
+    session.prefill(TOKENS[:20])
+    assert session.trim(7) == session.position == 7
+    control.prefill(TOKENS[:7])
+    np.testing.assert_allclose(session.prefill(OTHER), control.prefill(OTHER), rtol=0, atol=1e-5)
+    assert session.trim(0) == 0
+    assert not any(view.any() for view in session._keeper.states.read(0).values())
+
+
+def test_states_inside_and_outside_at_once_are_refused(recorded: Path) -> None:
+    session = ovp.Session(*_dump(recorded, counter=True))
     session.prefill(TOKENS[:5])
-    with pytest.raises(ovp.StateError, match="cannot trim: the caches are outside the model; run the preset stateful"):
+    with pytest.raises(ovp.StateError, match="cannot trim: some states are outside the model, some inside"):
         session.trim(3)
     assert session.position == session.trim(5) == 5
+    assert session.trim(0) == 0
+    assert [float(s.state.data[0]) for s in session._request.query_state()] == [0]

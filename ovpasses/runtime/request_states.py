@@ -1,0 +1,112 @@
+"""The states inside a model, as an infer request gives and takes them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+from openvino import CompiledModel, InferRequest, Tensor
+
+from ovpasses.errors import DeviceError, StateError, one_line
+from ovpasses.runtime.state_types import type_name
+from ovpasses.runtime.states import StateInfo, StateStore, Values
+
+
+class RequestStates(StateStore):
+    """All states of one infer request, which has run nothing yet.
+
+    A state without tokens is empty along its sequence axis and nowhere else, whatever its number of heads: so that
+    axis is read off it once, at position 0, where it cannot be taken for another.
+
+    Args:
+        compiled: the compiled model.
+        request: a new infer request of it.
+    """
+
+    def __init__(self, compiled: CompiledModel, request: InferRequest) -> None:
+        self.compiled = compiled
+        self._request = request
+        self.infos: dict[str, StateInfo] = {}
+        self._unknown = ""
+        self._held: Counter[str] | None = None
+        try:
+            for state in request.query_state():
+                tensor = state.state
+                empty = tuple(d for d, size in enumerate(tensor.shape) if size == 0)
+                self.infos[state.name] = StateInfo(state.name, tensor.element_type.get_type_name(), empty)
+        except RuntimeError as error:
+            self._unknown = one_line(error)
+
+    def _copies(self, position: int) -> Values:
+        try:
+            return {state.name: np.array(state.state.data) for state in self._request.query_state()}
+        except RuntimeError as error:
+            raise StateError(f"the device does not give its states: {one_line(error)}") from error
+
+    def write(self, values: Mapping[str, np.ndarray], before: Mapping[str, np.ndarray]) -> None:
+        try:
+            self._set(values)
+        except RuntimeError as error:
+            reason = one_line(error)
+            try:
+                self._set(before)
+            except RuntimeError:
+                raise DeviceError(f"the device took some states and not others: {reason}; reset the session") from error
+            raise StateError(f"the device refuses to set its states: {reason}") from error
+
+    def _set(self, values: Mapping[str, np.ndarray]) -> None:
+        if not values:
+            self._request.reset_state()
+            return
+        for state in self._request.query_state():
+            state.state = Tensor(np.ascontiguousarray(values[state.name]))
+
+    def cut(self, n: int, position: int) -> None:
+        before = self.read(position)
+        axes = {name: self.axis(self.infos[name], value.shape, position) for name, value in before.items()}
+        self.write({name: np.take(value, np.arange(n), axes[name]) for name, value in before.items()}, before)
+
+    def clear(self) -> None:
+        self._request.reset_state()
+
+    def check_exact(self) -> None:
+        super().check_exact()
+        if self._unknown:
+            raise StateError(f"the device does not give its states: {self._unknown}")
+        if self._held is None:
+            self._held = held_types(self.compiled)
+        declared = Counter(info.dtype for info in self.infos.values())
+        wrong, rounded = self._held - declared, declared - self._held
+        if wrong and rounded:
+            first = min((i for i in self.infos.values() if i.dtype in rounded), key=lambda i: (not i.grows, i.label))
+            raise StateError(
+                f"state {first.label} is held in {min(wrong)} and read as {first.dtype}, which is not exact; "
+                "compile with ovpasses.compile_model and config KV_CACHE_PRECISION f16 or f32"
+            )
+
+
+def held_types(compiled: CompiledModel) -> Counter[str]:
+    """How many states a CPU holds in which type; nothing of a device that does not tell.
+
+    A state that is fused with attention is held in ``KV_CACHE_PRECISION``, whatever its layer says.
+    """
+    held: Counter[str] = Counter()
+    for node in compiled.get_runtime_model().get_ops():
+        if _note(node, "layerType") != "MemoryInput":
+            continue
+        readers = [_note(port.get_node(), "layerType") for port in node.output(0).get_target_inputs()]
+        kind = _note(node, "outputPrecisions")
+        if "ScaledDotProductAttention" in readers:
+            with suppress(RuntimeError):  # a device without that property keeps states as they are declared
+                kind = compiled.get_property("KV_CACHE_PRECISION")
+        held[type_name(kind)] += 1
+    return held
+
+
+def _note(node: Any, key: str) -> str:
+    """A note of the runtime model on a layer, "" when there is none."""
+    notes = node.get_rt_info()
+    return str(getattr(notes[key], "value", notes[key])) if key in notes else ""
