@@ -54,7 +54,7 @@ def test_folder_instead_of_a_file(tmp_path: Path) -> None:
 
 def test_unknown_suffix(tmp_path: Path) -> None:
     (tmp_path / "model.pt").write_bytes(b"x")
-    assert "suffix .safetensors is not known" in refused("inspect", tmp_path / "model.pt")
+    assert "suffix .pt is not known" in refused("inspect", tmp_path / "model.pt")
 
 
 @pytest.mark.parametrize("kept", [3, 20, 400, 5000, 60_000, 1_032_470])
