@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 
 import ovpasses as ovp
 from ovpasses.cli import main
+from ovpasses.runtime.state_file import read_state_file
 from tests.conftest import nmse
 
 
@@ -172,3 +174,145 @@ def test_diff_of_two_graphs(capsys: pytest.CaptureFixture[str], recorded: Path) 
             main(["diff", str(before), str(after), *options])
         assert ended.value.code == 1
         assert "Concat" in capsys.readouterr().out
+
+
+def run_tokens(capsys: pytest.CaptureFixture[str], model: object, ids: Any, folder: Path, *options: object) -> Any:
+    """``run --tokens``; its JSON."""
+    np.save(folder / "ids.npy", np.asarray(ids))
+    command = ("run", model, "--tokens", folder / "ids.npy", "--json", "--config", "INFERENCE_NUM_THREADS=1")
+    return json.loads(call(capsys, *command, *options))
+
+
+@pytest.mark.needs_2026_4
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("name", ["llama-gqa", "gemma4-mixed", "qwen35"])
+def test_a_run_goes_on_from_a_saved_state(
+    capsys: pytest.CaptureFixture[str],
+    recorded: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    static: bool,
+) -> None:
+    monkeypatch.setenv("GGML_OPENVINO_FORCE_STATIC", str(int(static)))
+    monkeypatch.setenv("GGML_OPENVINO_PREFILL_CHUNK_SIZE", "16")
+    model, ids = recorded / f"gguf/tiny-{name}.gguf", np.load(recorded / f"logits/{name}.npz")["tokens"].tolist()
+    options = ("--context", 96) if static else ()
+    state, logits = tmp_path / "s.safetensors", [tmp_path / "whole.npy", tmp_path / "resumed.npy"]
+    first = run_tokens(capsys, model, ids[:20], tmp_path, "-n", 4, "--save-state", state, *options)
+    saved = read_state_file(state)
+    assert (first["restored_tokens"], first["position"]) == (0, 23)
+    assert saved.tokens is not None
+    assert saved.tokens.tolist() == [*ids[:20], *first["tokens"][:3]]
+    before = [*ids[:20], *first["tokens"][:3]]
+    again = ("--restore-state", state, "--save-state", state)
+    second = run_tokens(capsys, model, ids[20:25], tmp_path, "-n", 3, *again, "--logits", logits[1], *options)
+    assert (second["restored_tokens"], second["position"]) == (23, 30)
+    whole = run_tokens(capsys, model, [*before, *ids[20:25]], tmp_path, "-n", 3, "--logits", logits[0], *options)
+    assert second["tokens"] == whole["tokens"]
+    np.testing.assert_allclose(np.load(logits[1]), np.load(logits[0]), rtol=1e-6, atol=0.05)  # f16 caches
+    saved = read_state_file(state)
+    assert saved.tokens is not None
+    assert saved.tokens.tolist() == [*before, *ids[20:25], *second["tokens"][:2]]
+
+
+@pytest.mark.needs_2026_4
+def test_a_saved_state_without_tokens_stays_so(
+    capsys: pytest.CaptureFixture[str], recorded: Path, tmp_path: Path
+) -> None:
+    path, model = tmp_path / "s.safetensors", recorded / "gguf/tiny-llama-gqa.gguf"
+    imported = ovp.read_model(model)
+    ovp.Pipeline.preset("stateful").run(imported)
+    session = ovp.Session(ovp.compile_model(imported, "CPU"), imported.info)
+    session.prefill([1, 2, 3])
+    session.save(path)
+    found = run_tokens(capsys, model, [4, 5], tmp_path, "-n", 1, "--restore-state", path, "--save-state", path)
+    assert (found["restored_tokens"], found["position"]) == (3, 5)
+    assert read_state_file(path).tokens is None
+
+
+@pytest.mark.needs_2026_4
+def test_what_cannot_be_restored_or_saved_is_one_line(
+    capsys: pytest.CaptureFixture[str], recorded: Path, tmp_path: Path
+) -> None:
+    model, state = recorded / "gguf/tiny-llama-gqa.gguf", tmp_path / "s.safetensors"
+    run_tokens(capsys, model, range(30), tmp_path, "-n", 0, "--save-state", state)
+    (tmp_path / "bad.safetensors").write_bytes(state.read_bytes()[:-1])
+    np.save(tmp_path / "ids.npy", [1, 2])
+    tokens = ("--tokens", tmp_path / "ids.npy")
+    other = recorded / "gguf/tiny-qwen35.gguf"
+    for options, message in (
+        ((model, "--restore-state", state), "--restore-state is given without what comes after it, wanted --prompt or"),
+        ((model, *tokens, "--restore-state", tmp_path / "bad.safetensors"), "is damaged"),
+        ((model, *tokens, "--restore-state", tmp_path / "none.safetensors"), "cannot be read: No such file"),
+        ((other, *tokens, "--restore-state", state), "is of a model with weights"),
+        ((model, *tokens, "--save-state", tmp_path / "no" / "s.safetensors"), "cannot be written: there is no folder"),
+        (
+            (model, *tokens, "--restore-state", state, "-n", "2018"),
+            "2 prompt tokens after 30 restored ones and 2018 to generate go past the model's context of 2048 tokens",
+        ),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(["run", *map(str, options)])
+        captured = capsys.readouterr()
+        assert (ended.value.code, captured.out) == (2, "")
+        assert captured.err.count("\n") == 1
+        assert message in captured.err
+    assert state.exists()
+
+
+class _Tokenizer:
+    """Puts token 1 before a text, as one of llama does."""
+
+    def __init__(self, path: str) -> None:
+        pass
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> Any:
+        ids = [1] * add_special_tokens + [10 + len(word) for word in text.split()]
+        return SimpleNamespace(input_ids=SimpleNamespace(data=np.array([ids])))
+
+    def decode(self, tokens: list[int]) -> str:
+        return " ".join(map(str, tokens))
+
+    def get_eos_token_id(self) -> int:
+        return -1
+
+
+@pytest.mark.needs_2026_4
+def test_a_prompt_after_a_restored_state_does_not_begin_a_text(
+    capsys: pytest.CaptureFixture[str], recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "openvino_genai", SimpleNamespace(Tokenizer=_Tokenizer))
+    model, state = recorded / "gguf/tiny-llama-gqa.gguf", tmp_path / "s.safetensors"
+    command = ("run", model, "--json", "-n", 1, "--prompt")
+    first = json.loads(call(capsys, *command, "one two", "--save-state", state))
+    second = json.loads(call(capsys, *command, "three four", "--restore-state", state))
+    assert (first["prompt_tokens"], second["prompt_tokens"]) == ([1, 13, 13], [15, 14])
+    assert (second["restored_tokens"], second["position"]) == (3, 5)
+    imported = ovp.read_model(model)
+    ovp.Pipeline.preset("stateful").run(imported)
+    ovp.Session(ovp.compile_model(imported, "CPU"), imported.info).save(state)  # of nothing: the text begins after it
+    third = json.loads(call(capsys, *command, "three four", "--restore-state", state))
+    assert third["prompt_tokens"] == [1, 15, 14]
+    assert "restore" in call(capsys, "run", model, "--prompt", "a", "-n", 1, "--restore-state", state)
+
+
+@pytest.mark.needs_2026_4
+def test_inspect_prints_a_saved_state(capsys: pytest.CaptureFixture[str], recorded: Path, tmp_path: Path) -> None:
+    state = tmp_path / "s.safetensors"
+    run_tokens(capsys, recorded / "gguf/tiny-gemma4-mixed.gguf", range(30), tmp_path, "-n", 1, "--save-state", state)
+    found = json.loads(call(capsys, "inspect", state, "--json"))
+    assert (found["position"], found["tokens"]) == (30, list(range(30)))
+    assert found["rotation"] == {"n_rot_k": 0, "n_rot_v": 0}
+    assert len(found["states"]) == 12
+    windows = {s["layer"]: s["window"] for s in found["states"] if s["kind"] == "key"}
+    assert [windows[layer] for layer in range(6)] == [64] * 5 + [None]
+    out = call(capsys, "inspect", state)
+    assert "position 30" in out
+    assert "heads 4, seq 30, size 16" in out
+    state.write_bytes(state.read_bytes()[:-1])
+    with pytest.raises(SystemExit) as ended:
+        main(["inspect", str(state)])
+    captured = capsys.readouterr()
+    assert (ended.value.code, captured.out, captured.err.count("\n")) == (2, "", 1)
+    assert "is damaged" in captured.err

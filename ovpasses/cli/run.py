@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,6 +40,13 @@ def run(
     strict: Strict = False,
     config: Annotated[list[str] | None, typer.Option(help="An OpenVINO property, KEY=VALUE; repeatable.")] = None,
     context: Annotated[int | None, typer.Option(help="Cells of the caches of a static pair, in tokens.", min=1)] = None,
+    restore_state: Annotated[
+        Path | None, typer.Option(help="Go on from the state in this .safetensors; --prompt or --tokens come after it.")
+    ] = None,
+    save_state: Annotated[
+        Path | None,
+        typer.Option(help="Write the state after the run; the last token generated has not been run and is not in it."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be compiled, and stop.")] = False,
     info: InfoFile = None,
     as_json: AsJson = False,
@@ -46,6 +54,10 @@ def run(
     """Import, rewrite, compile, generate. An NPU gets a static pair; so do others with $GGML_OPENVINO_FORCE_STATIC."""
     if prompt is not None and tokens is not None:
         raise StateError("both --prompt and --tokens are given, wanted one")
+    if restore_state is not None and prompt is None and tokens is None:
+        raise StateError("--restore-state is given without what comes after it, wanted --prompt or --tokens too")
+    if save_state is not None and not save_state.absolute().parent.is_dir():
+        raise StateError(f"{save_state}: cannot be written: there is no folder {save_state.absolute().parent}")
     properties = key_values(config, "--config", "KEY=VALUE")
     figures: dict[str, float] = {}
     path = model_path(model)
@@ -54,11 +66,12 @@ def run(
         refuse_absent(device_name(device), core)
     with Stages(figures, quiet=as_json) as stages:
         imported = stages.timed("load", lambda: read_model(path, info=info_of(info)))
-        text, ids = None, np.zeros(0, dtype=np.int64)
+        text, ids, before = None, np.zeros(0, dtype=np.int64), _Before()
         if not dry_run:
+            before = _Before() if restore_state is None else _read_before(restore_state)
             text = _text_layer(path, prompt, tokens)
-            ids = _prompt_ids(text, prompt, tokens)
-            _check_context(imported, ids.size, count)
+            ids = _prompt_ids(text, prompt, tokens, begin=not before.position)
+            _check_context(imported, before.position, ids.size, count)
         chosen = passes or pairs or preset not in (None, "stateful")
         pipeline = pipeline_of(preset, passes, pairs, strict) if chosen else None
         plan = stages.timed(
@@ -69,6 +82,8 @@ def run(
             _print_plan(plan, as_json)
             return
         session = stages.timed("compile", lambda: plan.session(core))
+        if restore_state is not None:
+            stages.timed("restore", lambda: session.restore(restore_state))
         generated, rows = stages.generate(session, ids, count, text.end_token if text else None)
     if logits is not None:
         with logits.open("wb") as file:
@@ -77,9 +92,11 @@ def run(
         "model": str(path),
         "device": plan.device,
         "architecture": imported.info.architecture,
+        "restored_tokens": before.position,
         "prompt_tokens": ids.tolist(),
         "tokens": generated,
         "text": text.decode(generated) if text else None,
+        "position": session.position,
         "figures": figures,
         "report": next(iter(plan.reports.values())).to_dict(),
         "reports": {name: report.to_dict() for name, report in plan.reports.items()},
@@ -88,6 +105,25 @@ def run(
         print(json.dumps(result))
     else:
         _print_run(result, plan, prompt or DEMO_PROMPT if text else None)
+    if save_state is not None:  # last, so that a full disk takes nothing of the above
+        fed = [*ids, *generated[: len(rows) - 1]]
+        session.save(save_state, None if before.tokens is None else [*before.tokens, *fed])
+
+
+@dataclass(frozen=True)
+class _Before:
+    """What was run before the prompt: how many tokens, and which, None when the file does not hold them."""
+
+    position: int = 0
+    tokens: np.ndarray | None = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+
+def _read_before(path: Path) -> _Before:
+    """Before anything is compiled, so that a file that cannot be read is refused at once."""
+    from ovpasses.runtime.state_file import read_state_file
+
+    saved = read_state_file(path)
+    return _Before(saved.header.position, saved.tokens)
 
 
 def _print_plan(plan: RunPlan, as_json: bool) -> None:
@@ -120,6 +156,8 @@ def _print_run(result: dict[str, Any], plan: RunPlan, prompt: str | None) -> Non
     table.add_row("load", f"{figures['load_s']:.2f} s", name)
     table.add_row("rewrite", f"{figures['rewrite_s']:.2f} s", done)
     table.add_row("compile", f"{figures['compile_s']:.2f} s", f"for {result['device']}")
+    if "restore_s" in figures:
+        table.add_row("restore", f"{figures['restore_s']:.2f} s", f"{result['restored_tokens']} tokens")
     for stage in ("prefill", "decode"):
         tokens, speed = figures[f"{stage}_tokens"], figures[f"{stage}_tokens_per_s"]
         table.add_row(stage, f"{figures[f'{stage}_s']:.2f} s", f"{tokens} tokens, {speed:.1f} tokens/s")
@@ -134,9 +172,9 @@ def _text_layer(path: Path, prompt: str | None, tokens: Path | None) -> TextLaye
     return TextLayer(path)
 
 
-def _prompt_ids(text: TextLayer | None, prompt: str | None, tokens: Path | None) -> np.ndarray:
+def _prompt_ids(text: TextLayer | None, prompt: str | None, tokens: Path | None, *, begin: bool) -> np.ndarray:
     if text is not None:
-        ids = text.encode(DEMO_PROMPT if prompt is None else prompt)
+        ids = text.encode(DEMO_PROMPT if prompt is None else prompt, begin=begin)
     else:
         assert tokens is not None
         try:
@@ -151,9 +189,11 @@ def _prompt_ids(text: TextLayer | None, prompt: str | None, tokens: Path | None)
     return np.asarray(ids)
 
 
-def _check_context(imported: ImportedModel, prompt: int, count: int) -> None:
-    context = imported.info.context_length
-    if context is not None and prompt <= context < prompt + count - 1:
+def _check_context(imported: ImportedModel, restored: int, prompt: int, count: int) -> None:
+    context, begin = imported.info.context_length, restored + prompt
+    if context is not None and begin <= context < begin + count - 1:
+        after = f" after {restored} restored ones" if restored else ""
         raise StateError(
-            f"{prompt} prompt tokens and {count} to generate go past the model's context of {context} tokens; lower -n"
+            f"{prompt} prompt tokens{after} and {count} to generate go past the model's context of {context} tokens; "
+            "lower -n"
         )

@@ -39,9 +39,15 @@ class TextLayer:
         """Id of the token that ends a text."""
         return int(self._tokenizer.get_eos_token_id())
 
-    def encode(self, text: str) -> np.ndarray:
-        """Token ids int64 ``[T]`` of a text; none for an empty one."""
-        return np.array(self._tokenizer.encode(text).input_ids.data, dtype=np.int64).reshape(-1)
+    def encode(self, text: str, *, begin: bool = True) -> np.ndarray:
+        """Token ids int64 ``[T]`` of a text; none for an empty one.
+
+        Args:
+            text: the text.
+            begin: whether it begins a text, so that the tokenizer may put a token of its own before it.
+        """
+        found = self._tokenizer.encode(text, add_special_tokens=begin).input_ids.data
+        return np.array(found, dtype=np.int64).reshape(-1)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of token ids."""

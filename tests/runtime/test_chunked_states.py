@@ -9,11 +9,12 @@ import pytest
 
 import ovpasses as ovp
 from models.tiny_gguf import write_llama
+from ovpasses.runtime import chunked_prefill
 from ovpasses.runtime.state_file import read_state_file
 from tests.runtime.pair_helpers import AnySession, compiled_elsewhere, gguf, held, make_pair, opened, pair
 from tests.runtime.state_helpers import NAMES, OTHER, TOKENS
 
-KINDS = ["pair", "f32 pair", "dumped pair", "dump"]
+KINDS = ["pair", pytest.param("f32 pair", marks=pytest.mark.slow), "dumped pair", "dump"]
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -176,7 +177,7 @@ def test_sequences_of_one_context_go_back_on_their_own(tmp_path: Path) -> None:
 def test_a_pair_of_two_models_is_refused(tmp_path: Path) -> None:
     options = {"heads": 4, "heads_kv": 2, "size": 16, "layers": 2}
     first, second = (make_pair(write_llama(tmp_path / f"{s}.gguf", seed=s, **options), context=32) for s in (0, 1))
-    with pytest.raises(ovp.StateError, match="the prefill model has weights .*, the decode model .*, wanted one model"):
+    with pytest.raises(ovp.StateError, match=r"the prefill model has weights \w+, the decode model \w+, wanted one"):
         ovp.ChunkedSession(first[0], second[1], first[2])
 
 
@@ -195,3 +196,42 @@ def test_models_compiled_elsewhere_are_named(tmp_path: Path) -> None:
     assert read_state_file(tmp_path / "s.safetensors").header.rotation == (64, 64)
     with pytest.raises(ovp.StateError, match="saved with rotation K 64, V 64, the session has K 0, V 0"):
         opened("pair", "llama-gqa").restore(tmp_path / "s.safetensors")
+
+
+def test_cells_after_the_restored_ones_are_empty() -> None:
+    """Masks hide what was there, but would not hide an infinity."""
+    session = opened("pair", "llama-gqa")
+    assert isinstance(session, ovp.ChunkedSession)
+    session.prefill(TOKENS[:10])
+    checkpoint = session.checkpoint()
+    session.prefill(TOKENS[10:40])
+    session.restore(checkpoint)
+    for cache in ("cache_k_l0", "cache_v_l2"):
+        assert session.state(cache)[:, :10].all()
+        assert not session.state(cache)[:, 10:].any()
+
+
+def test_after_a_failed_inference_only_a_reset_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = opened("pair", "llama-gqa")
+    session.prefill(TOKENS[:20])
+    checkpoint = session.checkpoint()
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(chunked_prefill._Stage, "infer", broken)
+        with pytest.raises(ovp.DeviceError, match="inference failed at position 20: no memory"):
+            session.decode(1)
+    for refused in (
+        lambda: session.trim(20),
+        lambda: session.save(tmp_path / "s.safetensors"),
+        lambda: session.restore(checkpoint),
+        session.checkpoint,
+        session.rows,
+    ):
+        with pytest.raises(ovp.StateError, match="an earlier inference failed half way, states are not known"):
+            refused()
+    assert not any(tmp_path.iterdir())
+    assert session.trim(0) == 0
+    same_from_here(session, opened("pair", "llama-gqa"))

@@ -12,7 +12,8 @@ import ovpasses as ovp
 from ovpasses.ggml_names import CACHE_NAME
 from ovpasses.runtime.ggml_rows import GGML_NAMES
 from tests.conftest import RECORDED, nmse
-from tests.runtime.state_helpers import F32, LAYOUTS, NAMES, ONE_THREAD, Prepared, content, prepared
+from tests.runtime.pair_helpers import dump, dynamic, gguf, opened
+from tests.runtime.state_helpers import F32, LAYOUTS, NAMES, Prepared, content, prepared
 
 Rows = dict[str, np.ndarray]
 GGML = {"conv_state": "cache_r", "ssm_state": "cache_s"}
@@ -28,29 +29,27 @@ def tokens() -> Callable[[str], np.ndarray]:
     return lambda name: np.load(RECORDED / f"logits/{name}.npz")["tokens"]
 
 
-def gguf(name: str, layout: str = "axis moved, beam", config: dict[str, Any] = F32) -> Prepared:
-    return prepared(RECORDED / f"gguf/tiny-{name}.gguf", LAYOUTS[layout], config)
-
-
 @pytest.fixture(scope="module")
 def reference(name: str) -> Prepared:
     """Its states are ``[1, seq, heads, size]``, the order of ggml's rows, and f32."""
-    return gguf(name, "made stateful")
+    return prepared(gguf(name), LAYOUTS["made stateful"], F32)
 
 
-@pytest.fixture(scope="module", params=["made stateful", "axis moved", "axis moved, beam"])
-def model(request: pytest.FixtureRequest, name: str) -> Prepared:
-    return gguf(name, request.param)
+@pytest.fixture(scope="module", params=["made stateful", "axis moved", "preset"])
+def model(request: pytest.FixtureRequest, name: str, reference: Prepared) -> Prepared:
+    if request.param == "axis moved":
+        return prepared(gguf(name), LAYOUTS["axis moved"], F32)
+    return reference if request.param == "made stateful" else dynamic(name, True)
 
 
 @pytest.fixture(scope="module")
 def llama() -> Prepared:
-    return gguf("llama-gqa")
+    return dynamic("llama-gqa", True)
 
 
 @pytest.fixture(scope="module")
 def hybrid() -> Prepared:
-    return gguf("qwen35")
+    return dynamic("qwen35", True)
 
 
 def ggml_rows(session: ovp.Session) -> Rows:
@@ -66,28 +65,12 @@ def ggml_rows(session: ovp.Session) -> Rows:
     return found
 
 
-def dump(name: str) -> Prepared:
-    info = ovp.read_model(RECORDED / f"gguf/tiny-{name}.gguf").info
-    imported = ovp.read_model(RECORDED / f"after/{name}/stateless/model.xml", info=info)
-    ovp.LowerGatedDeltaNet().run_on_model(imported.model)
-    return ovp.compile_model(imported, "CPU", F32), imported.info
-
-
 def dumped_rows(session: ovp.Session) -> Rows:
     """What llama.cpp's graph has in its caches."""
     cache = session._cache
     assert cache is not None
     names = [n for n in cache._values if CACHE_NAME.search(n)]
     return {n: cache.value(n)[: None if n.startswith(("cache_r", "cache_s")) else session.position] for n in names}
-
-
-def static_pair(name: str) -> tuple[Any, ...]:
-    made = []
-    for preset, options in (("static-prefill", {"chunk": 16}), ("static-decode", {})):
-        imported = ovp.read_model(RECORDED / f"gguf/tiny-{name}.gguf")
-        ovp.Pipeline.preset(preset, context=128, **options).run(imported)
-        made.append(ovp.compile_model(imported, "CPU", F32))
-    return (*made, imported.info)
 
 
 @pytest.mark.parametrize("n", [1, 63, 64])
@@ -112,15 +95,17 @@ def test_rows_of_a_llama_cpp_dump(name: str, tokens: Callable[[str], np.ndarray]
     assert rows["cache_k_l3" if name == "qwen35" else "cache_k_l0"].dtype == np.float16
     wanted = np.load(RECORDED / f"logits/{name}.npz")["logits"][50:56]
     following = tokens(name)[50:56]
-    targets = [ovp.Session(*gguf(name, config=c)) for c in (ONE_THREAD, F32)]
-    for target in (*targets, ovp.ChunkedSession(*static_pair(name)), ovp.Session(*dump(name))):
+    for target in (opened(kind, name) for kind in ("dynamic", "f32 dynamic", "pair", "f32 pair", "dump")):
         assert target.seed(rows) == target.position == 50
         found = target.prefill(following, all_logits=True)
         assert nmse(found, wanted) <= 1e-5
 
 
 def test_rows_are_permuted_and_not_reinterpreted(tokens: Callable[[str], np.ndarray]) -> None:
-    source, target, wrong = ovp.Session(*dump("llama-gqa")), *(ovp.Session(*gguf("llama-gqa")) for _ in range(2))
+    source, target, wrong = (
+        ovp.Session(*dump("llama-gqa")),
+        *(ovp.Session(*dynamic("llama-gqa", True)) for _ in range(2)),
+    )
     source.prefill(tokens("llama-gqa")[:20])
     rows = dumped_rows(source)
     target.seed(rows)
@@ -153,7 +138,7 @@ def test_a_delta_net_state_has_its_value_dim_first(hybrid: Prepared, tokens: Cal
 
 
 def test_rows_are_the_way_back(name: str, reference: Prepared, tokens: Callable[[str], np.ndarray]) -> None:
-    source, target = ovp.Session(*reference), ovp.Session(*gguf(name))
+    source, target = ovp.Session(*reference), opened("f32 dynamic", name)
     for session in (source, target):
         assert all(len(r) == 0 for n, r in session.rows().items() if n.startswith(("cache_k", "cache_v")))
     source.prefill(tokens(name)[:33])
@@ -173,14 +158,7 @@ def test_floats_of_another_width_are_converted(llama: Prepared, tokens: Callable
     source = ovp.Session(*llama)
     source.prefill(tokens("llama-gqa")[:20])
     rows = source.rows()
-    pair = []
-    for stage in ("prefill", "decode"):
-        imported = ovp.read_model(RECORDED / f"after/llama-gqa/static/model_{stage}.xml")
-        pair.append(ovp.compile_model(imported, "CPU", F32))
-    for open_session in (
-        lambda: ovp.ChunkedSession(*pair, imported.info),
-        lambda: ovp.Session(*gguf("llama-gqa", config=ONE_THREAD)),
-    ):
+    for open_session in (lambda: opened("dumped pair", "llama-gqa"), lambda: opened("dynamic", "llama-gqa")):
         logits = []
         for kind in (np.float16, np.float32, np.float64):
             session = open_session()
@@ -284,7 +262,7 @@ def test_a_hybrid_does_not_start_without_its_recurrent_rows(
 
 @pytest.mark.parametrize("n", [65, 200])
 def test_past_a_sliding_window(n: int) -> None:
-    model = gguf("gemma4-mixed")
+    model = dynamic("gemma4-mixed", True)
     source, session = ovp.Session(*model), ovp.Session(*model)
     source.prefill(np.arange(n) % 320)
     message = f"cache_k_l0 is of sliding layer 0 with a window of 64 tokens, and at position {n} ggml's cache has"
@@ -292,13 +270,13 @@ def test_past_a_sliding_window(n: int) -> None:
         session.seed(source.rows())
     assert (session.position, content(session)) == (0, content(ovp.Session(*model)))
     with pytest.raises(ovp.StateError, match=message):
-        ovp.ChunkedSession(*static_pair("gemma4-mixed")).seed(source.rows())
+        opened("pair", "gemma4-mixed").seed(source.rows())
 
 
 def test_states_that_cannot_be_set_exactly(tokens: Callable[[str], np.ndarray], llama: Prepared) -> None:
     source = ovp.Session(*llama)
     source.prefill(tokens("llama-gqa")[:20])
-    session = ovp.Session(*gguf("llama-gqa", config={"KV_CACHE_PRECISION": "u8"}))
+    session = ovp.Session(*prepared(gguf("llama-gqa"), config={"KV_CACHE_PRECISION": "u8"}))
     for refused in (lambda: session.seed(source.rows()), session.rows):
         with pytest.raises(ovp.StateError, match="is held in u8 and read as f16, which is not exact"):
             refused()

@@ -200,7 +200,7 @@ def test_caches_outside_the_model(recorded: Path) -> None:
     session.prefill(TOKENS[:20])
     assert session.trim(7) == session.position == 7
     control.prefill(TOKENS[:7])
-    np.testing.assert_allclose(session.prefill(OTHER), control.prefill(OTHER), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(session.prefill(OTHER), control.prefill(OTHER), rtol=0, atol=1e-4)
     assert session.trim(0) == 0
     assert not any(view.any() for view in session._keeper.states.read(0).values())
 
