@@ -12,6 +12,7 @@ from ovpasses.errors import DeviceError, one_line
 from ovpasses.importers import ImportedModel
 from ovpasses.importers.internal_ops import placeholders
 from ovpasses.runtime.fingerprint import keep_fingerprint
+from ovpasses.runtime.square_attention import refuse_square_attention
 from ovpasses.runtime.state_types import declared_as_held
 
 DEVICE_VARIABLE = "GGML_OPENVINO_DEVICE"
@@ -93,7 +94,7 @@ def compile_model(
 
     Raises:
         DeviceError: the device is not there, the model holds an op that cannot be computed or dynamic shapes
-            that an NPU does not take, or the plugin refuses it.
+            that an NPU does not take, static attention that a CPU computes wrong, or the plugin refuses it.
     """
     model = imported.model if isinstance(imported, ImportedModel) else imported
     core = core or Core()
@@ -101,6 +102,8 @@ def compile_model(
     _refuse_placeholders(model)
     if is_npu(name):
         _refuse_dynamic(model)
+    if name == "CPU":
+        refuse_square_attention(model)
     refuse_absent(name, core)
     properties = compile_properties(model, name, config, environ)
     try:
