@@ -57,22 +57,25 @@ class CellStates(StateStore):
         if self._unknown:
             raise StateError(self._unknown)
 
-    def _copies(self, position: int) -> Values:
-        return {name: np.array(self._rows(name, array, slice(position))) for name, array in self._now().items()}
+    def _view(self, name: str, position: int) -> np.ndarray:
+        return self._rows(name, self._laid_out(self.infos[name], self._arrays()[name]), slice(position))
 
-    def write(self, values: Mapping[str, np.ndarray], before: Mapping[str, np.ndarray]) -> None:
-        if not values:
+    def write(self, value_of: Callable[[str], np.ndarray] | None, position: int) -> None:
+        if value_of is None:
             self.clear()
             return
         for name, array in self._now().items():
-            info, value = self.infos[name], values[name]
+            info, value = self.infos[name], value_of(name)
             count = value.shape[self.axis(info, value.shape, 0)] if info.grows else 0
             self._rows(name, array, slice(count))[...] = value
             if info.grows:
                 self._rows(name, array, slice(count, None))[...] = 0
 
-    def cut(self, n: int, position: int) -> None:
-        """Nothing is to be done: masks hide the cells of what comes after, and the next tokens overwrite them."""
+    def cut(self, n: int, position: int, recurrent: Mapping[str, np.ndarray]) -> None:
+        """Of what grows nothing is to be done: masks hide the cells after ``n``, and the next tokens overwrite them."""
+        for name, array in self._arrays().items():
+            if not self.infos[name].grows:
+                array[...] = recurrent[name]
 
     def clear(self) -> None:
         for array in self._arrays().values():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from openvino import CompiledModel, InferRequest, Tensor
+from openvino import Type as ElementType
 
 from ovpasses.errors import DeviceError, StateError, one_line
 from ovpasses.runtime.state_types import type_name
@@ -30,44 +31,71 @@ class RequestStates(StateStore):
         self.compiled = compiled
         self._request = request
         self.infos: dict[str, StateInfo] = {}
+        self._handles: dict[str, Any] = {}
+        self._empty: dict[str, tuple[int, ...]] = {}
         self._unknown = ""
         self._held: Counter[str] | None = None
         try:
             for state in request.query_state():
                 tensor = state.state
+                self._handles[state.name], self._empty[state.name] = state, tuple(tensor.shape)
                 empty = tuple(d for d, size in enumerate(tensor.shape) if size == 0)
                 self.infos[state.name] = StateInfo(state.name, tensor.element_type.get_type_name(), empty)
         except RuntimeError as error:
             self._unknown = one_line(error)
 
-    def _copies(self, position: int) -> Values:
+    def _view(self, name: str, position: int) -> np.ndarray:
         try:
-            return {state.name: np.array(state.state.data) for state in self._request.query_state()}
+            value: np.ndarray = self._handles[name].state.data
         except RuntimeError as error:
             raise StateError(f"the device does not give its states: {one_line(error)}") from error
+        return value
 
-    def write(self, values: Mapping[str, np.ndarray], before: Mapping[str, np.ndarray]) -> None:
+    def _shape(self, name: str, position: int) -> tuple[int, ...]:
+        empty, info = self._empty[name], self.infos[name]
+        if empty.count(0) != 1 or not info.grows:
+            return super()._shape(name, position)
+        return tuple(position if d == info.axes[0] else n for d, n in enumerate(empty))  # costs no copy
+
+    def write(self, value_of: Callable[[str], np.ndarray] | None, position: int) -> None:
+        before: Values = {}
         try:
-            self._set(values)
-        except RuntimeError as error:
-            reason = one_line(error)
-            try:
-                self._set(before)
-            except RuntimeError:
-                raise DeviceError(f"the device took some states and not others: {reason}; reset the session") from error
-            raise StateError(f"the device refuses to set its states: {reason}") from error
+            if value_of is None:
+                self._request.reset_state()
+            else:
+                self._set_all(value_of, before, position)
+        except BaseException as error:  # an interrupt must not leave some of them set either
+            self._go_back(before, position, one_line(error))
+            if not isinstance(error, RuntimeError | MemoryError):
+                raise
+            raise StateError(f"the device refuses to set its states: {one_line(error)}") from error
 
-    def _set(self, values: Mapping[str, np.ndarray]) -> None:
-        if not values:
-            self._request.reset_state()
-            return
-        for state in self._request.query_state():
-            state.state = Tensor(np.ascontiguousarray(values[state.name]))
+    def _set_all(self, value_of: Callable[[str], np.ndarray], before: Values, position: int) -> None:
+        """Set one state after the other; what each held is kept, so that there never is more than one copy of all."""
+        for name, handle in self._handles.items():
+            if position:
+                before[name] = np.array(handle.state.data)
+            _set(handle, value_of(name))
 
-    def cut(self, n: int, position: int) -> None:
-        before = self.read(position)
-        axes = {name: self.axis(self.infos[name], value.shape, position) for name, value in before.items()}
-        self.write({name: np.take(value, np.arange(n), axes[name]) for name, value in before.items()}, before)
+    def _go_back(self, before: Values, position: int, reason: str) -> None:
+        try:
+            if not position:
+                self._request.reset_state()
+            for name, value in before.items():
+                _set(self._handles[name], value)
+        except (RuntimeError, MemoryError) as error:
+            raise DeviceError(f"the device took some states and not others: {reason}; reset the session") from error
+
+    def cut(self, n: int, position: int, recurrent: Mapping[str, np.ndarray]) -> None:
+        def kept(name: str) -> np.ndarray:
+            info = self.infos[name]
+            if not info.grows:
+                return recurrent[name]
+            value = self.view(name, position)
+            return value[(slice(None),) * self.axis(info, value.shape, position) + (slice(n),)]
+
+        self.check_exact()
+        self.write(kept, position)
 
     def clear(self) -> None:
         self._request.reset_state()
@@ -86,6 +114,12 @@ class RequestStates(StateStore):
                 f"state {first.label} is held in {min(wrong)} and read as {first.dtype}, which is not exact; "
                 "compile with ovpasses.compile_model and config KV_CACHE_PRECISION f16 or f32"
             )
+
+
+def _set(handle: Any, value: np.ndarray) -> None:
+    tensor = Tensor(ElementType(value.dtype), value.shape)
+    tensor.data[...] = value
+    handle.state = tensor
 
 
 def held_types(compiled: CompiledModel) -> Counter[str]:

@@ -84,12 +84,17 @@ class Resumable(ABC):
             self.reset()
             return 0
         self._check_known("trim")
-        checkpoint = self._checkpoints.at_or_before(n) if self._keeper.states.recurrent else None
-        if checkpoint is not None:
-            return self.restore(checkpoint)
-        self._keeper.check_cut(n, self._position)
-        self._change(lambda: self._keeper.states.cut(int(n), self._position), int(n))
-        self._checkpoints.went_back(n)
+        states, to, recurrent = self._keeper.states, int(n), {}
+        kept = self._checkpoints.at_or_before(to)
+        if kept is not None:
+            to, recurrent = kept.position, kept.recurrent
+        else:
+            self._keeper.check_cut(to, self._position)
+        if to:
+            self._change(lambda: states.cut(to, self._position, recurrent), to)
+        else:
+            self._change(lambda: states.write(None, self._position), 0)
+        self._checkpoints.went_back(to)
         return self._position
 
     def checkpoint(self) -> Checkpoint:
@@ -104,15 +109,18 @@ class Resumable(ABC):
         """
         self._check_known("checkpoint")
         values = self._keeper.states.read(self._position)
-        found = Checkpoint(self._position, values, self._keeper.states.compiled)
-        self._checkpoints.add(found)
-        return found
+        if self._keeper.states.recurrent:  # what only grows can be cut without one
+            self._checkpoints.add(self._position, self._recurrent(values))
+        return Checkpoint(self._position, values, self._keeper.states.compiled)
+
+    def _recurrent(self, values: Values) -> Values:
+        return {info.name: values[info.name] for info in self._keeper.states.recurrent}
 
     def save(self, path: str | os.PathLike[str], tokens: Sequence[int] | np.ndarray | None = None) -> None:
-        """Write all states to a ``.safetensors`` file, whole or not at all.
+        """Write all states to a ``.safetensors`` file, whole or not at all, with what :meth:`trim` can go back to.
 
         Args:
-            path: the file; one that is there is replaced.
+            path: the file; one that is there is replaced, and a link to one stays a link.
             tokens: the ids that were run, to be kept with them.
 
         Raises:
@@ -123,7 +131,7 @@ class Resumable(ABC):
         ids = None if tokens is None else np.asarray(tokens, dtype=np.int64).reshape(-1)
         if ids is not None and ids.size != self._position:
             raise StateError(f"{ids.size} tokens are given to save with the state, wanted the {self._position} run")
-        self._keeper.save(path, self._position, ids)
+        self._keeper.save(path, self._position, ids, self._checkpoints.by_position())
 
     def restore(self, source: Checkpoint | str | os.PathLike[str], *, convert: bool = False) -> int:
         """Take the states of a checkpoint or of a file in place of those that are; the next token costs one step.
@@ -142,14 +150,17 @@ class Resumable(ABC):
                 another model, rotation, type or format version; or it is past the context. The session is as it was.
         """
         self._check_known("restore")
-        before = self._keeper.states.read(self._position)
         if isinstance(source, Checkpoint):
-            self._take(self._keeper.of_checkpoint(source), before, source.position, "the checkpoint")
-            self._checkpoints.restored(source)
-        else:
-            values, position = self._keeper.of_file(source, before, self._position, convert=convert)
-            self._take(values, before, position, str(source))
-            self._checkpoints.clear()
+            values = self._keeper.of_checkpoint(source)
+            self._take(values.__getitem__, source.position, "the checkpoint")
+            if self._keeper.states.recurrent:
+                self._checkpoints.restored(source.position, self._recurrent(values))
+            return self._position
+        values, position, kept = self._keeper.of_file(source, self._position, self.capacity, convert=convert)
+        self._take(values.pop, position, str(source))  # as it is set, so that the memory of the file's copy goes
+        self._checkpoints.clear()
+        for at, recurrent in kept.items():
+            self._checkpoints.add(at, recurrent)
         return self._position
 
     def seed(self, rows: Mapping[str, np.ndarray], *, position: int | None = None) -> int:
@@ -177,8 +188,7 @@ class Resumable(ABC):
             raise StateError(f"cannot seed: the session stands at position {self._position}, wanted 0; reset it first")
         now = self._keeper.states.read(0)
         values, count = from_ggml_rows(rows, self._keeper.states, now, self.info, position)
-        self._take(values, {}, count, "the rows")
-        self._checkpoints.clear()
+        self._take(values.__getitem__, count, "the rows")
         return self._position
 
     def rows(self) -> dict[str, np.ndarray]:
@@ -190,12 +200,12 @@ class Resumable(ABC):
         self._check_known("read rows")
         return to_ggml_rows(self._keeper.states, self._keeper.states.read(self._position), self._position)
 
-    def _take(self, values: Values, before: Values, position: int, where: str) -> None:
+    def _take(self, value_of: Callable[[str], np.ndarray], position: int, where: str) -> None:
         """Set all states; at position 0 they are those of a new session."""
         if self.capacity is not None and position > self.capacity:
             raise StateError(f"{where}: is at position {position}, the context has {self.capacity} tokens")
         states = self._keeper.states
-        self._change(lambda: states.write(values if position else {}, before if self._position else {}), position)
+        self._change(lambda: states.write(value_of if position else None, self._position), position)
 
     def _change(self, change: Callable[[], None], position: int) -> None:
         try:

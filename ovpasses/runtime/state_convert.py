@@ -13,28 +13,29 @@ from ovpasses.runtime.states import Values
 _TYPES = {"f16": np.float16, "f32": np.float32}
 
 
-def converted(saved: StateHeader, wanted: StateHeader, values: Values, where: str) -> tuple[StateHeader, Values]:
-    """The states of a file in the types of a session's; f16 to f32 is exact, f32 to f16 rounds.
+def converted_header(saved: StateHeader, wanted: StateHeader) -> StateHeader:
+    """What a file's header says once its states have the types of a session's."""
+    kinds = {state.key: state.dtype for state in wanted.states}
+    return replace(saved, states=tuple(replace(s, dtype=kinds.get(s.key, s.dtype)) for s in saved.states))
+
+
+def convert_values(header: StateHeader, values: Values, where: str) -> None:
+    """Give states the types of a header, one after the other in place; f16 to f32 is exact, f32 to f16 rounds.
 
     Args:
-        saved: of the file.
-        wanted: of the session.
-        values: the file's states by the file's names.
+        header: of what they are to be.
+        values: some or all of its states by name.
         where: the file, for the message.
 
     Raises:
         StateError: a value is too large for f16.
     """
-    kinds = {state.key: state.dtype for state in wanted.states}
-    found, states = dict(values), []
-    for state in saved.states:
-        kind = kinds.get(state.key, state.dtype)
-        if kind != state.dtype and kind in _TYPES and state.name in found:
-            with np.errstate(over="ignore"):
-                value = found[state.name].astype(_TYPES[kind])
-            if np.isfinite(found[state.name]).all() and not np.isfinite(value).all():
-                raise StateError(f"{where}: {state.label} holds values that {kind} cannot hold")
-            found[state.name] = value
-            state = replace(state, dtype=kind)
-        states.append(state)
-    return replace(saved, states=tuple(states)), found
+    for state in header.states:
+        value = values.get(state.name)
+        if value is None or value.dtype == _TYPES[state.dtype]:
+            continue
+        with np.errstate(over="ignore"):
+            made = value.astype(_TYPES[state.dtype])
+        if np.isfinite(value).all() and not np.isfinite(made).all():
+            raise StateError(f"{where}: {state.label} holds values that {state.dtype} cannot hold")
+        values[state.name] = made

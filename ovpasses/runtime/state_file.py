@@ -1,30 +1,35 @@
-"""Saved states: one .safetensors file that says what a session must be to take them."""
+"""Saved states: one .safetensors file that says what a session must be to take them.
+
+The header holds the digest of every tensor, and its own checksum: with zeros in the place of that, its SHA-256. So a
+header is checked before anything that it says is believed, and a file larger than it should be is never read.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-import re
-import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from io import FileIO
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load, save_file
 
-from ovpasses.errors import StateError
+from ovpasses.errors import StateError, one_line
+from ovpasses.runtime.chunk_digest import ChunkDigest, chunks
+from ovpasses.runtime.replaced_file import replacing
 from ovpasses.runtime.state_header import StateHeader
+from ovpasses.runtime.states import Values
+from ovpasses.runtime.tensor_table import MOST_BYTES, TensorPlace, header_bytes, places, read_header, shown, strict_json
 
-FORMAT, VERSION = "ovpasses-state", "1"
+FORMAT, VERSION = "ovpasses-state", "2"
 
-# The checksum is of the whole file with zeros in its place, so no byte is left out.
-_BLANK = b"0" * 64
-_CHECKSUM = re.compile(rb'"checksum"\s*:\s*"([0-9a-f]{64})"')
+_BLANK = "0" * 64
 _TOKENS = "tokens"
+_TYPES: dict[str, np.dtype[Any]] = {"f16": np.dtype(np.float16), "f32": np.dtype(np.float32)}
 
 
 @dataclass(frozen=True)
@@ -35,11 +40,24 @@ class SavedState:
         header: what the states belong to.
         values: the states by name, f16 or f32, in the layout that they were saved from; none at position 0.
         tokens: the token ids that were run, int64 ``[position]``, when they were given at saving.
+        checkpoints: by position the recurrent states of each checkpoint, by name; none of one at position 0. Of the
+            others a checkpoint has the first rows of ``values``.
     """
 
     header: StateHeader
-    values: dict[str, np.ndarray]
+    values: Mapping[str, np.ndarray]
     tokens: np.ndarray | None = None
+    checkpoints: Mapping[int, Mapping[str, np.ndarray]] = field(default_factory=dict)
+
+    def tensor(self, name: str) -> np.ndarray:
+        """A tensor by its name in the file."""
+        if name == _TOKENS and self.tokens is not None:
+            return self.tokens
+        kind, _, rest = name.partition(".")
+        if kind == "state":
+            return self.values[rest]
+        position, _, state = rest.partition(".")
+        return self.checkpoints[int(position)][state]
 
 
 def write_state_file(path: str | os.PathLike[str], saved: SavedState) -> None:
@@ -47,45 +65,134 @@ def write_state_file(path: str | os.PathLike[str], saved: SavedState) -> None:
 
     Args:
         path: the file; one that is there is replaced.
-        saved: what it is to hold.
+        saved: what it is to hold. Each value is asked for once, when it is written.
 
     Raises:
-        StateError: the file cannot be written; what was there before is unchanged.
+        StateError: the file cannot be written, or a value is none of the header; what was there before is unchanged.
     """
-    target = Path(path)
-    metadata = {"format": FORMAT, "version": VERSION, "checksum": _BLANK.decode(), **saved.header.to_metadata()}
-    tensors = {f"state.{name}": np.ascontiguousarray(value) for name, value in saved.values.items()}
-    if saved.tokens is not None:
-        tensors[_TOKENS] = saved.tokens.astype(np.int64)
-    written = None
+    tensors = places((name, *kind) for name, kind in _described(saved.header, saved.tokens is not None).items())
+    digests = {place.name: _BLANK for place in tensors}
+    room = len(_signed(saved.header, tensors, digests))
+    if room > MOST_BYTES:
+        raise StateError(f"{path}: cannot be written: its header has {room} bytes, at most {MOST_BYTES} can be read")
     try:
-        handle, written = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        os.close(handle)
-        save_file(tensors, written, metadata)
-        with open(written, "r+b") as file:
-            data = file.read()
-            found = _CHECKSUM.search(data)
-            assert found is not None, "the header holds the checksum"
-            file.seek(found.start(1))
-            file.write(hashlib.sha256(data).hexdigest().encode())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(written, target)
-    except (OSError, SafetensorError) as error:
-        if written is not None:
-            Path(written).unlink(missing_ok=True)
-        raise StateError(f"{target}: cannot be written: {error}") from error
-    _flush_folder(target.parent)
+        with replacing(path) as file, ChunkDigest() as digest:
+            file.seek(room)
+            for place in tensors:
+                value = np.asarray(saved.tensor(place.name), order="C")
+                if (value.shape, value.dtype) != (place.shape, place.dtype):
+                    wanted = f"{place.dtype} {list(place.shape)}"
+                    raise StateError(f"{path}: {place.name} is {value.dtype} {list(value.shape)}, wanted {wanted}")
+                if place.name == _TOKENS:
+                    _check_tokens(path, value)
+                for chunk in chunks(value):
+                    digest.add(chunk)
+                    _write(file, chunk)
+                digests[place.name] = digest.digest()
+            file.seek(0)
+            _write(file, memoryview(_signed(saved.header, tensors, digests)))
+    except (OSError, ValueError, MemoryError, RuntimeError) as error:
+        raise StateError(f"{path}: cannot be written: {_reason(error)}") from error
 
 
-def _flush_folder(folder: Path) -> None:
-    if os.name != "posix":
-        return  # other systems do not open folders
-    handle = os.open(folder, os.O_RDONLY)
+def _described(header: StateHeader, tokens: bool) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+    """Type and shape of every tensor that a file with this header holds."""
+    found: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
+    if tokens:
+        found[_TOKENS] = (np.dtype(np.int64), (header.position,))
+    if header.position:
+        found |= {f"state.{state.name}": (_TYPES[state.dtype], tuple(state.shape)) for state in header.states}
+    for position in header.checkpoints:
+        for state in header.recurrent if position else ():
+            found[f"checkpoint.{position}.{state.name}"] = (_TYPES[state.dtype], tuple(state.shape))
+    return found
+
+
+def _signed(header: StateHeader, tensors: list[TensorPlace], digests: Mapping[str, str]) -> bytes:
+    """The header of a file, its checksum in its place."""
+    fixed = {"format": FORMAT, "version": VERSION, "checksum": _BLANK}
+    blank = header_bytes({**fixed, **header.to_metadata(), "digests": json.dumps(digests)}, tensors)
+    return blank.replace(f'"checksum":"{_BLANK}"'.encode(), f'"checksum":"{_sum(blank)}"'.encode(), 1)
+
+
+def _sum(blank: bytes) -> str:
+    return hashlib.sha256(blank).hexdigest()
+
+
+def _reason(error: BaseException) -> str:
+    return getattr(error, "strerror", None) or one_line(error)
+
+
+def _write(file: FileIO, data: memoryview) -> None:
+    while data:
+        data = data[file.write(data) :]
+
+
+class StateFile:
+    """A state file whose header has been read and found whole.
+
+    Attributes:
+        header: what the states belong to.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], file: FileIO) -> None:
+        self._path = path
+        self._file = file
+        self.header, self._tensors, self._digests = _read_header(path, file)
+
+    def read(self) -> SavedState:
+        """The states, every byte checked, each in memory of its own.
+
+        Raises:
+            StateError: the file is damaged, or there is no memory for it.
+        """
+        found: Values = {}
+        try:
+            with ChunkDigest() as digest:
+                for place in self._tensors:
+                    found[place.name] = self._read(place, digest)
+        except (OSError, MemoryError, RuntimeError) as error:
+            raise StateError(f"{self._path}: cannot be read: {_reason(error)}") from error
+        tokens = found.pop(_TOKENS, None)
+        if tokens is not None:
+            _check_tokens(self._path, tokens)
+        names = [state.name for state in self.header.states] if self.header.position else []
+        values = {name: found.pop(f"state.{name}") for name in names}
+        checkpoints = {
+            n: {state.name: found.pop(f"checkpoint.{n}.{state.name}") for state in self.header.recurrent if n}
+            for n in self.header.checkpoints
+        }
+        return SavedState(self.header, values, tokens, checkpoints)
+
+    def _read(self, place: TensorPlace, digest: ChunkDigest) -> np.ndarray:
+        value = np.empty(place.shape, place.dtype)
+        for chunk in chunks(value):
+            _fill(self._path, self._file, chunk)
+            digest.add(chunk)
+        if digest.digest() != self._digests[place.name]:
+            raise StateError(f"{self._path}: is damaged in {place.name}; save the state anew")
+        return value
+
+
+@contextmanager
+def open_state_file(path: str | os.PathLike[str]) -> Iterator[StateFile]:
+    """Open a state file and check its header.
+
+    Args:
+        path: the file.
+
+    Raises:
+        StateError: it is missing, no regular file, of another format or version, damaged, or its parts do not fit each
+            other.
+    """
+    # Without O_NONBLOCK a pipe that nobody writes to would be waited for.
+    flags = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        file = FileIO(os.fspath(path), "rb", opener=lambda name, mode: os.open(name, mode | flags))
+    except (OSError, ValueError) as error:
+        raise StateError(f"{path}: cannot be read: {_reason(error)}") from error
+    with file:
+        yield StateFile(path, file)
 
 
 def read_state_file(path: str | os.PathLike[str]) -> SavedState:
@@ -95,73 +202,78 @@ def read_state_file(path: str | os.PathLike[str]) -> SavedState:
         path: the file.
 
     Raises:
-        StateError: it is missing, of another format or version, damaged, or its parts do not fit each other.
+        StateError: as :func:`open_state_file` and :meth:`StateFile.read`.
     """
+    with open_state_file(path) as file:
+        return file.read()
+
+
+def _read_header(
+    path: str | os.PathLike[str], file: FileIO
+) -> tuple[StateHeader, list[TensorPlace], Mapping[str, str]]:
+    found = os.fstat(file.fileno())
+    if not stat.S_ISREG(found.st_mode):
+        raise StateError(f"{path}: cannot be read: it is no regular file")
+    start = bytearray(8)
+    if found.st_size >= len(start):
+        _fill(path, file, memoryview(start))
+    length, most = int.from_bytes(start, "little"), min(found.st_size - 8, MOST_BYTES)
+    if not 2 <= length <= most:
+        raise StateError(
+            f"{path}: is no .safetensors file, or damaged: it has {found.st_size} bytes, and its header alone {length}"
+        )
+    header = bytearray(length)
+    _fill(path, file, memoryview(header))
     try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise StateError(f"{path}: cannot be read: {error.strerror or error}") from error
-    metadata = _metadata(path, data)
+        metadata, tensors = read_header(bytes(header), found.st_size - 8 - length)
+    except (ValueError, RecursionError) as error:
+        raise StateError(f"{path}: is no .safetensors file with metadata, or damaged: {error}") from error
     if metadata.get("format") != FORMAT:
         raise StateError(f"{path}: is a .safetensors file, but no state that ovpasses saved")
-    if metadata.get("version") != VERSION:
-        raise StateError(
-            f"{path}: has format version {metadata.get('version', '(none)')}, wanted {VERSION}; save the state anew"
-        )
-    _check_sum(path, data)
-    header = StateHeader.from_metadata(path, metadata)
+    version = shown(metadata.get("version", "(none)"))
+    if version != VERSION:
+        raise StateError(f"{path}: has format version {version}, wanted {VERSION}; save the state anew")
+    _check_sum(path, bytes(start + header), metadata.get("checksum", ""))
     try:
-        tensors = load(data)
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise StateError(f"{path}: is damaged: {error}") from error
-    tokens = tensors.pop(_TOKENS, None)
-    values = {name.removeprefix("state."): value for name, value in tensors.items()}
-    if tokens is not None and tokens.shape != (header.position,):
-        raise StateError(f"{path}: holds {tokens.size} tokens at position {header.position}; save the state anew")
-    _check_values(path, header, values)
-    return SavedState(header, values, tokens)
+        described = StateHeader.from_metadata(metadata)
+        digests = strict_json(metadata.get("digests", "null"))
+        _check_tensors(described, tensors, digests)
+    except (ValueError, RecursionError) as error:
+        raise StateError(f"{path}: cannot be used: {error}; save the state anew") from error
+    return described, tensors, digests
 
 
-def _metadata(path: str | os.PathLike[str], data: bytes) -> Mapping[str, Any]:
-    length = int.from_bytes(data[:8], "little")
-    try:
-        if not 2 <= length <= len(data) - 8:
-            raise ValueError(f"{len(data)} bytes, its header alone has {length}")
-        found = json.loads(data[8 : 8 + length].decode())["__metadata__"]
-        if not isinstance(found, dict):
-            raise TypeError("its metadata is no table")
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise StateError(f"{path}: is no .safetensors file with metadata, or damaged: {error}") from error
-    return found
-
-
-def _check_sum(path: str | os.PathLike[str], data: bytes) -> None:
-    header = data[: 8 + int.from_bytes(data[:8], "little")]
-    found = _CHECKSUM.search(header)
-    if found is None:
+def _check_sum(path: str | os.PathLike[str], header: bytes, checksum: str) -> None:
+    written = f'"checksum":"{checksum}"'.encode()
+    if len(checksum) != len(_BLANK) or header.count(written) != 1:
         raise StateError(f"{path}: has no checksum; save the state anew")
-    blank = hashlib.sha256(data[: found.start(1)] + _BLANK)
-    blank.update(memoryview(data)[found.end(1) :])
-    if blank.hexdigest().encode() != found[1]:
-        raise StateError(f"{path}: is damaged, its checksum is not that of its bytes; save the state anew")
+    if _sum(header.replace(written, f'"checksum":"{_BLANK}"'.encode())) != checksum:
+        raise StateError(f"{path}: is damaged, its header's checksum is not that of its bytes; save the state anew")
 
 
-def _check_values(path: str | os.PathLike[str], header: StateHeader, values: Mapping[str, np.ndarray]) -> None:
-    """The tensors are those that the header describes."""
-    described = {state.name: state for state in header.states} if header.position else {}
-    for name in sorted(described.keys() ^ values.keys()):
+def _check_tensors(header: StateHeader, tensors: list[TensorPlace], digests: Any) -> None:
+    """The tensors are those that the header describes, each with a digest."""
+    found = {place.name: (place.dtype, place.shape) for place in tensors}
+    described = _described(header, _TOKENS in found)
+    for name in sorted(described.keys() ^ found.keys()):
         where = "described and not there" if name in described else "there and not described"
-        raise StateError(f"{path}: state {name} is {where}; save the state anew")
-    names = {"f16": np.float16, "f32": np.float32}
-    for name, state in described.items():
-        value = values[name]
-        if list(value.shape) != state.shape or value.dtype != names.get(state.dtype):
-            raise StateError(
-                f"{path}: state {name} is {value.dtype} {list(value.shape)}, described as {state.dtype} {state.shape}; "
-                "save the state anew"
-            )
-        if state.axis is not None and value.shape[state.axis] != header.position:
-            raise StateError(
-                f"{path}: state {name} holds {value.shape[state.axis]} tokens, wanted {header.position}; "
-                "save the state anew"
-            )
+        raise ValueError(f"{shown(name)} is {where}")
+    for name, (dtype, shape) in described.items():
+        if found[name] != (dtype, shape):
+            kind, is_shape = found[name]
+            raise ValueError(f"{shown(name)} is {kind} {list(is_shape)}, described as {dtype} {shown(list(shape))}")
+    if not isinstance(digests, dict) or digests.keys() != described.keys():
+        raise ValueError("has no digests, or others than tensors")
+
+
+def _check_tokens(path: str | os.PathLike[str], tokens: np.ndarray) -> None:
+    if tokens.size and tokens.min() < 0:
+        raise StateError(f"{path}: holds the token {tokens.min()}, wanted ids, 0 or more")
+
+
+def _fill(path: str | os.PathLike[str], file: FileIO, data: memoryview) -> None:
+    while data:
+        count = file.readinto(data)
+        if not count:
+            raise StateError(f"{path}: is damaged, it ends while it is read")
+        data = data[count:]

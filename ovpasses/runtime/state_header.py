@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -12,7 +12,11 @@ import numpy as np
 
 from ovpasses.errors import StateError
 from ovpasses.importers.graph_info import GraphInfo
-from ovpasses.runtime.states import StateInfo, Values
+from ovpasses.runtime.states import EXACT_TYPES, StateInfo, Values
+from ovpasses.runtime.tensor_table import are_sizes, shown, strict_json
+
+_FINGERPRINT = re.compile(r"[0-9a-f]{32}")
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,43 @@ class SavedStateInfo:
     def meaning(self) -> dict[str, Any]:
         """What must be the same in two layouts."""
         fixed = [n for d, n in enumerate(self.shape) if d != self.axis]
-        return {"heads": self.heads, "size": self.size, "dtype": self.dtype, "window": self.window, "fixed dims": fixed}
+        grows = "a sequence axis" if self.axis is not None else "no sequence axis"
+        named = {"heads": self.heads, "size": self.size, "dtype": self.dtype, "window": self.window}
+        return {**named, "axes": grows, "fixed dims": fixed}
+
+    @classmethod
+    def from_json(cls, found: Any, position: int) -> SavedStateInfo:
+        """A state as a file says it.
+
+        Raises:
+            ValueError: its fields are others, of another kind, or do not fit each other or the position.
+        """
+        if not isinstance(found, dict) or found.keys() != {f.name for f in fields(cls)}:
+            raise ValueError(f"a state is {shown(found)}, wanted the fields {', '.join(f.name for f in fields(cls))}")
+        layout, shape, axis = found["layout"], found["shape"], found["axis"]
+        texts = [found["name"], found["kind"], found["dtype"], *(layout if isinstance(layout, list) else [None])]
+        if not all(isinstance(text, str) and text.isprintable() for text in texts) or not are_sizes(shape):
+            raise ValueError(f"a state is {shown(found)}")
+        for field in ("layer", "heads", "size", "axis", "window"):
+            if found[field] is not None and not are_sizes([found[field]]):
+                raise ValueError(f"state {shown(found['name'])} has {field} {shown(found[field])}")
+        where = f"state {shown(found['name'])} {shown(shape)}"
+        if found["dtype"] not in EXACT_TYPES:
+            raise ValueError(f"{where} has dtype {shown(found['dtype'])}, wanted one of {', '.join(EXACT_TYPES)}")
+        if axis is not None and axis >= len(shape):
+            raise ValueError(f"{where} has axis {axis}, a sequence axis that is none of the dims")
+        if len(layout) != len(shape) or [d for d, dim in enumerate(layout) if dim == "seq"] != [*_given(axis)]:
+            raise ValueError(f"{where} has the layout {shown(layout)}, and its sequence on axis {axis}")
+        for field in ("heads", "size"):
+            if [n for dim, n in zip(layout, shape, strict=True) if dim == field] != [*_given(found[field])]:
+                raise ValueError(f"{where} has {field} {found[field]}")
+        if axis is not None and shape[axis] != position:
+            raise ValueError(f"{where} holds {shape[axis]} tokens, wanted the position {position}")
+        return cls(**found)
+
+
+def _given(value: int | None) -> tuple[int, ...]:
+    return () if value is None else (value,)
 
 
 def describe_state(info: StateInfo, axis: int | None, shape: Sequence[int], graph: GraphInfo) -> SavedStateInfo:
@@ -94,12 +134,19 @@ class StateHeader:
         position: tokens that had been run.
         rotation: sizes of the Hadamard rotation of keys and of values, in elements; 0 for none.
         states: one by one.
+        checkpoints: positions of the checkpoints that a session had kept, the oldest first.
     """
 
     fingerprint: str
     position: int
     rotation: tuple[int, int]
     states: tuple[SavedStateInfo, ...]
+    checkpoints: tuple[int, ...] = ()
+
+    @property
+    def recurrent(self) -> list[SavedStateInfo]:
+        """The states without a sequence axis, which checkpoints hold."""
+        return [state for state in self.states if state.axis is None]
 
     def to_metadata(self) -> dict[str, str]:
         """As the text values of a .safetensors header."""
@@ -109,29 +156,38 @@ class StateHeader:
             "n_rot_k": str(self.rotation[0]),
             "n_rot_v": str(self.rotation[1]),
             "states": json.dumps([asdict(state) for state in self.states]),
+            "checkpoints": json.dumps(self.checkpoints),
         }
 
     @classmethod
-    def from_metadata(cls, path: str | os.PathLike[str], metadata: Mapping[str, str]) -> StateHeader:
+    def from_metadata(cls, metadata: Mapping[str, str]) -> StateHeader:
         """The inverse of :meth:`to_metadata`.
 
         Raises:
-            StateError: a field is missing or of another kind.
+            ValueError: a field is missing, of another kind, or does not fit the others.
         """
-        for field in ("fingerprint", "position", "n_rot_k", "n_rot_v", "states"):
+        for field in ("fingerprint", "position", "n_rot_k", "n_rot_v", "states", "checkpoints"):
             if field not in metadata:
-                raise StateError(f"{path}: has no field {field}; save the state anew")
-        known = {f.name for f in fields(SavedStateInfo)}
-        try:
-            rotation = (int(metadata["n_rot_k"]), int(metadata["n_rot_v"]))
-            states = tuple(SavedStateInfo(**state) for state in json.loads(metadata["states"]))
-            if any(s.axis is not None and not 0 <= s.axis < len(s.shape) for s in states):
-                raise ValueError("a sequence axis that is none of the dims")
-            return cls(metadata["fingerprint"], int(metadata["position"]), rotation, states)
-        except (ValueError, TypeError) as error:
-            raise StateError(
-                f"{path}: its fields cannot be read, wanted {', '.join(sorted(known))}: {error}"
-            ) from error
+                raise ValueError(f"has no field {field}")
+        if not _FINGERPRINT.fullmatch(metadata["fingerprint"]):
+            raise ValueError(f"has the fingerprint {shown(metadata['fingerprint'])}, wanted 32 hex digits")
+        position, *rotation = (_number(metadata, field) for field in ("position", "n_rot_k", "n_rot_v"))
+        found = strict_json(metadata["states"])
+        if not isinstance(found, list):
+            raise ValueError(f"its states are {shown(found)}, wanted a list")
+        states = tuple(SavedStateInfo.from_json(state, position) for state in found)
+        if len({state.name for state in states}) < len(states):
+            raise ValueError("two of its states have one name")
+        at = strict_json(metadata["checkpoints"])
+        if not are_sizes(at) or sorted({*at}) != at or any(n > position for n in at):
+            raise ValueError(f"its checkpoints are at {shown(at)}, wanted rising positions up to {position}")
+        return cls(metadata["fingerprint"], position, (rotation[0], rotation[1]), states, tuple(at))
+
+
+def _number(metadata: Mapping[str, str], field: str) -> int:
+    if not _NUMBER.fullmatch(metadata[field]):
+        raise ValueError(f"has {field} {shown(metadata[field])}, wanted an integer, 0 or more")
+    return int(metadata[field])
 
 
 def check_rotation(saved: tuple[int, int], wanted: tuple[int, int], where: str) -> None:
@@ -179,12 +235,12 @@ def check_fits(saved: StateHeader, wanted: StateHeader, where: str) -> None:
 
 
 def permuted(saved: StateHeader, wanted: StateHeader, values: Values) -> Values:
-    """The values of a file by the names and in the layout of a session that it fits."""
+    """The values of a file by the names and in the layout of a session that it fits, as views."""
     theirs = {state.key: state for state in saved.states}
     found = {}
     for state in wanted.states:
         other = theirs[state.key]
         value = values[other.name]
         moved = value if state.axis is None or other.axis is None else np.moveaxis(value, other.axis, state.axis)
-        found[state.name] = np.ascontiguousarray(moved)
+        found[state.name] = moved
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 from ovpasses.errors import StateError
 from ovpasses.importers.graph_info import GraphInfo
 from ovpasses.runtime.checkpoints import Checkpoint
-from ovpasses.runtime.state_convert import converted
+from ovpasses.runtime.state_convert import convert_values, converted_header
 from ovpasses.runtime.state_header import StateHeader, check_fits, describe_state, permuted
 from ovpasses.runtime.states import StateStore, Values
 
@@ -85,56 +86,72 @@ class StateKeeper:
             )
         return checkpoint.values
 
-    def save(self, path: str | os.PathLike[str], position: int, tokens: np.ndarray | None) -> None:
-        """Write all states.
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        position: int,
+        tokens: np.ndarray | None,
+        checkpoints: Mapping[int, Mapping[str, np.ndarray]],
+    ) -> None:
+        """Write all states, and the recurrent ones of checkpoints by their positions, the oldest first.
 
         Raises:
             StateError: as :meth:`Session.save`.
         """
         from ovpasses.runtime.state_file import SavedState, write_state_file
 
-        values = self.states.read(position)
-        header = self._header(values, position)
+        header = replace(self._header(position), checkpoints=tuple(checkpoints))
         check_fits(header, header, str(path))
-        write_state_file(path, SavedState(header, values if position else {}, tokens))
+        write_state_file(path, SavedState(header, self.states.views(position), tokens, checkpoints))
 
     def of_file(
-        self, path: str | os.PathLike[str], now: Values, position: int, *, convert: bool = False
-    ) -> tuple[Values, int]:
-        """The states in a file, by this session's names and in its layout, and the file's position.
+        self, path: str | os.PathLike[str], position: int, capacity: int | None, *, convert: bool = False
+    ) -> tuple[Values, int, dict[int, Values]]:
+        """The states in a file, and those of its checkpoints.
+
+        Nothing but its header is read until that fits, so a file that does not costs no memory.
 
         Args:
             path: the file.
-            now: this session's states.
-            position: where it stands.
+            position: where this session stands.
+            capacity: positions that it has, None without a limit.
             convert: take float states of another width.
+
+        Returns:
+            The states by this session's names and in its layout; the file's position; and of every checkpoint by
+            position, the oldest first, the recurrent states.
 
         Raises:
             StateError: as :meth:`Session.restore`.
         """
-        from ovpasses.runtime.state_file import read_state_file
+        from ovpasses.runtime.state_file import open_state_file
 
-        saved = read_state_file(path)
-        wanted = self._header(now, position)
-        if convert:
-            header, values = converted(saved.header, wanted, saved.values, str(path))
-            saved = replace(saved, header=header, values=values)
-        check_fits(saved.header, wanted, str(path))
-        context = self._info.context_length
-        if context is not None and saved.header.position > context:
-            raise StateError(f"{path}: is at position {saved.header.position}, the context has {context} tokens")
-        values = permuted(saved.header, wanted, saved.values) if saved.header.position else {}
-        return values, saved.header.position
+        wanted = self._header(position)
+        with open_state_file(path) as file:
+            header = converted_header(file.header, wanted) if convert else file.header
+            check_fits(header, wanted, str(path))
+            if capacity is not None and header.position > capacity:
+                raise StateError(f"{path}: is at position {header.position}, the context has {capacity} tokens")
+            saved = file.read()
+        values = dict(saved.values)
+        convert_values(header, values, str(path))
+        names = {state.key: state.name for state in wanted.states}
+        checkpoints: dict[int, Values] = {}
+        for at, kept in saved.checkpoints.items():
+            held = dict(kept)
+            convert_values(header, held, f"{path}: checkpoint at {at}")
+            checkpoints[at] = {names[state.key]: held[state.name] for state in header.recurrent if at}
+        return permuted(header, wanted, values) if header.position else {}, header.position, checkpoints
 
-    def _header(self, values: Values, position: int) -> StateHeader:
+    def _header(self, position: int) -> StateHeader:
         if self._fingerprint is None:
             raise StateError(
                 "the weights of the compiled model are not known; compile it with ovpasses.compile_model, or open the "
                 "session with model=..."
             )
         states = []
-        for name, value in values.items():
+        for name, shape in self.states.shapes(position).items():
             info = self.states.infos[name]
-            axis = self.states.axis(info, value.shape, position) if info.grows else None
-            states.append(describe_state(info, axis, value.shape, self._info))
+            axis = self.states.axis(info, shape, position) if info.grows else None
+            states.append(describe_state(info, axis, shape, self._info))
         return StateHeader(self._fingerprint, position, self._rotation, tuple(states))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -94,11 +94,37 @@ class StateStore(ABC):
             StateError: the device does not give its states, or not exactly, or one does not hold ``position`` tokens.
         """
         self.check_exact()
-        values = self._copies(position)
-        for info in self.infos.values() if position else ():
-            if info.grows:
-                self.axis(info, values[info.name].shape, position)
-        return values
+        return self._copies(position)
+
+    def views(self, position: int) -> Mapping[str, np.ndarray]:
+        """What :meth:`read` gives, each state when it is asked for, and copied only where the device must.
+
+        Raises:
+            StateError: as :meth:`read`; when a state is asked for, too.
+        """
+        self.check_exact()
+        return _Views(self, position)
+
+    def view(self, name: str, position: int) -> np.ndarray:
+        """One state as :meth:`views` gives it, to be read before the next inference.
+
+        Raises:
+            StateError: the device does not give it, or it does not hold ``position`` tokens.
+        """
+        value = self._view(name, position)
+        info = self.infos[name]
+        if position and info.grows:
+            self.axis(info, value.shape, position)
+        return value
+
+    def shapes(self, position: int) -> dict[str, tuple[int, ...]]:
+        """The shape of every state that :meth:`read` gives.
+
+        Raises:
+            StateError: as :meth:`read`.
+        """
+        self.check_exact()
+        return {name: self._shape(name, position) for name in self.infos}
 
     def axis(self, info: StateInfo, shape: tuple[int, ...], position: int) -> int:
         """The sequence axis of a state that grows and has this shape after ``position`` tokens.
@@ -129,17 +155,25 @@ class StateStore(ABC):
             if info.dtype not in EXACT_TYPES:
                 raise StateError(f"state {info.label} is {info.dtype}, wanted one of {', '.join(EXACT_TYPES)}")
 
-    @abstractmethod
     def _copies(self, position: int) -> Values:
         """A copy of every state by name."""
+        return {name: np.array(self.view(name, position)) for name in self.infos}
+
+    def _shape(self, name: str, position: int) -> tuple[int, ...]:
+        return self.view(name, position).shape
 
     @abstractmethod
-    def write(self, values: Mapping[str, np.ndarray], before: Mapping[str, np.ndarray]) -> None:
+    def _view(self, name: str, position: int) -> np.ndarray:
+        """A state, of one that grows the rows of ``position`` tokens, without a copy where that can be."""
+
+    @abstractmethod
+    def write(self, value_of: Callable[[str], np.ndarray] | None, position: int) -> None:
         """Set all states, or none.
 
         Args:
-            values: every state by name, in its own shape and type; nothing for a reset.
-            before: what they hold now, to go back to; nothing when that is what they are after a reset.
+            value_of: gives a state by name, in its own shape and type; asked once for each, right before that is set.
+                None for a reset.
+            position: tokens that have been run, so what there is to go back to.
 
         Raises:
             StateError: the device refused; all states are as before.
@@ -147,8 +181,12 @@ class StateStore(ABC):
         """
 
     @abstractmethod
-    def cut(self, n: int, position: int) -> None:
-        """Keep the first ``n`` of ``position`` tokens, 1 or more, of states of which none is recurrent.
+    def cut(self, n: int, position: int, recurrent: Mapping[str, np.ndarray]) -> None:
+        """Keep the first ``n`` of ``position`` tokens, 1 or more.
+
+        Args:
+            n, position: in tokens.
+            recurrent: the states without a sequence axis as they were after ``n`` tokens, by name.
 
         Raises:
             StateError: as :meth:`read` and :meth:`write`.
@@ -158,3 +196,18 @@ class StateStore(ABC):
     @abstractmethod
     def clear(self) -> None:
         """Make all states what they are before the first token."""
+
+
+class _Views(Mapping[str, np.ndarray]):
+    def __init__(self, states: StateStore, position: int) -> None:
+        self._states = states
+        self._position = position
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._states.view(name, self._position)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._states.infos)
+
+    def __len__(self) -> int:
+        return len(self._states.infos)

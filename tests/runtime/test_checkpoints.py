@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import ovpasses as ovp
+from ovpasses.runtime import request_states
 from ovpasses.runtime.checkpoints import Checkpoints
 from tests.runtime.state_helpers import F32, NAMES, ONE_THREAD, OTHER, TOKENS, Prepared, content, prepared
 
@@ -110,25 +112,37 @@ def test_one_of_another_model_is_refused(hybrid: Prepared, recorded: Path) -> No
     assert (session.position, content(session)) == (7, content(control))
 
 
-def test_a_device_that_fails_half_way_changes_nothing(hybrid: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "raised", "message"),
+    [
+        (RuntimeError("too little"), ovp.StateError, "refuses to set its states: too little"),
+        (MemoryError(), ovp.StateError, "refuses to set its states: MemoryError"),
+        (KeyboardInterrupt(), KeyboardInterrupt, "^$"),
+    ],
+)
+def test_a_device_that_fails_half_way_changes_nothing(
+    hybrid: Prepared,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    raised: type[BaseException],
+    message: str,
+) -> None:
     session, control = ovp.Session(*hybrid), ovp.Session(*hybrid)
     session.prefill(TOKENS[:5])
     checkpoint = session.checkpoint()
     session.prefill(TOKENS[5:9])
     control.prefill(TOKENS[:5])
     control.prefill(TOKENS[5:9])
-    states = session._keeper.states
-    whole = states._set
-    calls = []
+    whole, calls = request_states._set, []
 
-    def broken(values: dict[str, np.ndarray]) -> None:
-        calls.append(values)
-        whole(values)
-        if len(calls) == 1:
-            raise RuntimeError("no memory")
+    def broken(handle: Any, value: np.ndarray) -> None:
+        calls.append(handle.name)
+        whole(handle, value)
+        if len(calls) == 3:
+            raise error
 
-    monkeypatch.setattr(states, "_set", broken)
-    with pytest.raises(ovp.StateError, match="refuses to set its states: no memory"):
+    monkeypatch.setattr(request_states, "_set", broken)
+    with pytest.raises(raised, match=message):
         session.restore(checkpoint)
     assert (session.position, content(session)) == (9, content(control))
     assert np.array_equal(session.decode(1), control.decode(1))

@@ -14,35 +14,19 @@ from safetensors.numpy import load_file, save_file
 
 import ovpasses as ovp
 from models.tiny_gguf import write_llama
-from ovpasses.runtime.state_file import SavedState, write_state_file
+from tests.runtime.state_bytes import Change, edited
 from tests.runtime.state_helpers import OTHER, TOKENS, Prepared, assert_refused, prepared
 
 
-def edited(path: Path, target: Path, change: Callable[[dict[str, str], dict[str, np.ndarray]], None]) -> Path:
-    """A file with other metadata or tensors, and a checksum that is right."""
-    with safe_open(path, "np") as file:
-        metadata = dict(file.metadata())
-    tensors = load_file(path)
-    change(metadata, tensors)
-
-    class Header:
-        def to_metadata(self) -> dict[str, str]:
-            return {k: v for k, v in metadata.items() if k not in ("format", "version", "checksum")}
-
-    values = {k.removeprefix("state."): v for k, v in tensors.items() if k != "tokens"}
-    write_state_file(target, SavedState(Header(), values, tensors.get("tokens")))  # type: ignore[arg-type]
-    return target
-
-
-def _without(field: str) -> Callable[[dict[str, str], dict[str, np.ndarray]], None]:
+def _without(field: str) -> Change:
     return lambda metadata, tensors: metadata.pop(field) and None
 
 
-def _with(field: str, value: str) -> Callable[[dict[str, str], dict[str, np.ndarray]], None]:
+def _with(field: str, value: str) -> Change:
     return lambda metadata, tensors: metadata.update({field: value})
 
 
-def _state(**changes: Any) -> Callable[[dict[str, str], dict[str, np.ndarray]], None]:
+def _state(**changes: Any) -> Change:
     def change(metadata: dict[str, str], tensors: dict[str, np.ndarray]) -> None:
         first, *others = json.loads(metadata["states"])
         metadata["states"] = json.dumps([{**first, **changes}, *others])
@@ -50,7 +34,7 @@ def _state(**changes: Any) -> Callable[[dict[str, str], dict[str, np.ndarray]], 
     return change
 
 
-def _tensor(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[dict[str, str], dict[str, np.ndarray]], None]:
+def _tensor(change: Callable[[np.ndarray], np.ndarray]) -> Change:
     def changed(metadata: dict[str, str], tensors: dict[str, np.ndarray]) -> None:
         name = min(n for n in tensors if n.startswith("state."))
         tensors[name] = change(tensors[name])
@@ -78,20 +62,40 @@ def _add(metadata: dict[str, str], tensors: dict[str, np.ndarray]) -> None:
         (_without("n_rot_v"), "has no field n_rot_v"),
         (_without("fingerprint"), "has no field fingerprint"),
         (_with("n_rot_k", "64"), "saved with rotation K 64, V 0, the session has K 0, V 0"),
-        (_with("n_rot_k", "x"), "fields cannot be read"),
+        (_without("checkpoints"), "has no field checkpoints"),
+        (_with("n_rot_k", "x"), "has n_rot_k x, wanted an integer, 0 or more"),
+        (_with("n_rot_k", "-1"), "has n_rot_k -1, wanted an integer, 0 or more"),
+        (_with("position", "9" * 5000), r"has position 9+\.\.\., wanted an integer"),
+        (_with("fingerprint", "\n"), r"has the fingerprint '\\n', wanted 32 hex digits"),
+        (_with("checkpoints", "[4, 2]"), r"its checkpoints are at \[4, 2\], wanted rising positions up to 20"),
+        (_with("checkpoints", "[21]"), r"its checkpoints are at \[21\], wanted rising positions up to 20"),
+        (_with("checkpoints", "[-1]"), r"its checkpoints are at \[-1\], wanted"),
         (_with("fingerprint", "0" * 32), "is of a model with weights 00000000000000000000000000000000, the session's"),
-        (_with("position", "19"), "holds 20 tokens at position 19"),
+        (_with("position", "19"), r"holds 20 tokens, wanted the position 19"),
         (_with("states", "[]"), "is there and not described"),
-        (_with("states", "{"), "fields cannot be read"),
-        (_state(heads=6), "of layer . has heads 6, the session's has 3"),
-        (_state(size=32), "of layer . has size 32, the session's has 16"),
+        (_with("states", "{"), "cannot be used: Expecting"),
+        (_with("states", "[NaN]"), "the number NaN, wanted an integer"),
+        (_with("states", "[1.5]"), "the number 1.5, wanted an integer"),
+        (_with("states", "[1" + "0" * 30 + "]"), "a number of 31 digits"),
+        (_with("states", '[{"name": 1, "name": 1}]'), "a JSON text with a key twice"),
+        (_with("states", "[" * 100_000), "too deep a JSON text"),
+        (_with("states", '["\\ud800"]'), "surrogates not allowed"),
+        (_state(heads=6), "has heads 6"),
+        (_state(size=32), "has size 32"),
         (_state(window=64), "of layer . has window 64, the session's has None"),
         (_state(axis=7), "a sequence axis that is none of the dims"),
-        (_state(axis=1), "holds 3 tokens, wanted 20"),
-        (_state(dtype="f32"), r"is float16 \[1, 3, 20, 16\], described as f32"),
-        (_state(unknown=1), "fields cannot be read"),
-        (_tensor(lambda v: v.astype(np.float32)), "is float32 .*, described as f16"),
-        (_tensor(lambda v: v[:, :, :-1].copy()), r"is float16 \[1, 3, 19, 16\], described as f16 \[1, 3, 20, 16\]"),
+        (_state(axis=1), r"has the layout .*, and its sequence on axis 1"),
+        (_state(axis=-1), "has axis -1"),
+        (_state(layer=True), "has layer True"),
+        (_state(kind=None), "a state is {'name'"),
+        (_state(axis=None, layout=["d0", "d1", "d2", "d3"], heads=None, size=None), "has heads None, the session's"),
+        (_state(shape=[1, -3, 20, 16]), "a state is {'name'"),
+        (_state(layout=["batch", "seq", "heads", "size"], axis=1, shape=[1, 20, 3, 16]), "described as float16"),
+        (_state(name="other"), "cannot be used: state.cache_k_l2cache_k_l2 is there and not described"),
+        (_state(dtype="f32"), r"is float16 \[1, 3, 20, 16\], described as float32"),
+        (_state(unknown=1), "wanted the fields name, kind"),
+        (_tensor(lambda v: v.astype(np.float32)), "is float32 .*, described as float16"),
+        (_tensor(lambda v: v[:, :, :-1].copy()), r"is float16 \[1, 3, 19, 16\], described as float16 \[1, 3, 20, 16\]"),
         (_drop, "is a state of the session and not of the file"),
         (_add, "key of layer 9 is a state of the file and not of the session"),
     ],
@@ -100,7 +104,7 @@ def test_a_file_that_does_not_fit(
     models: dict[str, Prepared],
     saved: Path,
     tmp_path: Path,
-    change: Callable[[dict[str, str], dict[str, np.ndarray]], None],
+    change: Change,
     message: str,
 ) -> None:
     session, control = ovp.Session(*models["llama-gqa"]), ovp.Session(*models["llama-gqa"])
@@ -115,10 +119,10 @@ def test_another_format(models: dict[str, Prepared], saved: Path, tmp_path: Path
     path = tmp_path / "other.safetensors"
     with safe_open(saved, "np") as file:
         metadata = dict(file.metadata())
-    for version, said in (("0", "0"), ("2", "2"), (None, r"\(none\)")):
+    for version, said in (("1", "1"), ("3", "3"), ("1\n", r"'1.n'"), (None, r"\(none\)")):
         changed = {k: v for k, v in metadata.items() if k != "version"} | ({"version": version} if version else {})
         save_file(load_file(saved), path, changed)
-        assert_refused(session, control, path, f"has format version {said}, wanted 1; save the state anew")
+        assert_refused(session, control, path, f"has format version {said}, wanted 2; save the state anew")
     save_file(load_file(saved), path)
     assert_refused(session, control, path, "is no .safetensors file with metadata")
     save_file(load_file(saved), path, {"format": "pt"})
