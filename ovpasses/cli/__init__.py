@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ovpasses import __version__
-from ovpasses.cli import check, convert, diff, inspect, passes, run
+from ovpasses.cli import bench, check, convert, diff, inspect, passes, run
 from ovpasses.cli._app import app
 from ovpasses.errors import OvpassesError, one_line
 
@@ -19,6 +19,7 @@ app.command("convert")(convert.convert)
 app.command("inspect")(inspect.inspect)
 app.command("diff")(diff.diff)
 app.command("check")(check.check)
+app.command("bench")(bench.bench)
 app.command("passes")(passes.list_passes)
 
 
