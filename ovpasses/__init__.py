@@ -1,7 +1,14 @@
 """OpenVINO graph-transformation passes for ggml-exported LLM graphs, and a runner for them."""
 
 from ovpasses import visualize
-from ovpasses.equivalence import assert_equivalent, compare_numbers, compare_structure
+from ovpasses.equivalence import (
+    CheckError,
+    EquivalenceReport,
+    NotEquivalentError,
+    assert_equivalent,
+    compare_numbers,
+    compare_structure,
+)
 from ovpasses.errors import DeviceError, ModelReadError, OvpassesError, RewriteError, StateError
 from ovpasses.importers import GraphInfo, ImportedModel, LayerInfo, read_model
 from ovpasses.passes import (
@@ -26,10 +33,12 @@ __version__ = "0.1.0"
 __all__ = [
     "BatchSequences",
     "BeamReorder",
+    "CheckError",
     "Checkpoint",
     "ChunkValidLen",
     "ChunkedSession",
     "DeviceError",
+    "EquivalenceReport",
     "GraphInfo",
     "ImportedModel",
     "KVHeadSplit",
@@ -38,6 +47,7 @@ __all__ = [
     "LowerGatedDeltaNet",
     "MakeKVStateful",
     "ModelReadError",
+    "NotEquivalentError",
     "OneSequence",
     "OvpassesError",
     "PassReport",

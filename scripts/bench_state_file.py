@@ -1,6 +1,6 @@
 """Speed and memory of saving and restoring a session, beside a plain copy of the file, alternating in one run.
 
-``.venv/bin/python scripts/bench_state_file.py [--gigabytes 1]``; times on a shared machine drift, compare within one run.
+``.venv/bin/python scripts/bench_state_file.py [--gigabytes 1]``. Times on a shared machine drift: compare within a run.
 The states are those of the model with made-up rows in its caches, more of them than its context, and no token is run.
 Memory is the highest resident size of the process while it saves or restores, less what it had before and, where a new
 session gets states that it had not, less those.

@@ -11,40 +11,61 @@ import typer
 from ovpasses.cli._app import AsJson, InfoFile, make_console
 from ovpasses.cli._arguments import info_of, model_path
 from ovpasses.equivalence import CheckError, compare_numbers
+from ovpasses.errors import ModelReadError
 from ovpasses.importers import GraphInfo, ImportedModel, read_model
+
+# As llama.cpp's OpenVINO backend names the two models of a static dump.
+PAIR = ("model_prefill.xml", "model_decode.xml")
 
 
 def check(
-    a: Annotated[str, typer.Argument(help="A model, or a static pair as PREFILL,DECODE.")],
+    a: Annotated[
+        str, typer.Argument(help=f"A model, 'demo', or a static pair: PREFILL,DECODE or a folder with {PAIR[0]}.")
+    ],
     b: Annotated[str, typer.Argument(help="Another one, of any form of the same model.")],
     steps: Annotated[str, typer.Option(help="Tokens of each step, as 7,1,1.")] = "7,1,1",
     seed: Annotated[int, typer.Option(help="Of the inputs.", min=0)] = 0,
     nmse: Annotated[
         float | None, typer.Option(help="Tolerance; by default it follows from the types of states and caches.", min=0)
     ] = None,
+    stateful: Annotated[
+        bool,
+        typer.Option(
+            "--stateful", help="Run what cannot run as it is, such as a GGUF, through the preset stateful first."
+        ),
+    ] = False,
     info: InfoFile = None,
+    info_a: Annotated[Path | None, typer.Option("--info-a", help="The same, of A alone.")] = None,
+    info_b: Annotated[Path | None, typer.Option("--info-b", help="The same, of B alone.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Whether two models give the same numbers on the same inputs, states included; exit code 1 when not.
 
-    Both run on the CPU in f32, through several steps.
+    Both run on the CPU in f32, through several steps. Neither file is changed.
     """
-    known = info_of(info)
-    models = [_models(argument, known) for argument in (a, b)]
-    report = compare_numbers(*models, steps=_steps(steps), seed=seed, nmse=nmse)
+    models = [_models(argument, info_of(own or info)) for argument, own in ((a, info_a), (b, info_b))]
+    report = compare_numbers(*models, steps=_steps(steps), seed=seed, nmse=nmse, stateful=stateful)
     if as_json:
         print(json.dumps(report.to_dict()))
     else:
         console = make_console()
         if report.comparisons:
             console.print(report.table())
-        console.print(str(report), markup=False, highlight=False, soft_wrap=True)
+        for line in [*report.differences[1:], report.summary]:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit(0 if report.equivalent else 1)
 
 
 def _models(argument: str, info: GraphInfo | None) -> ImportedModel | tuple[ImportedModel, ...]:
-    paths = [argument] if Path(argument).exists() else argument.split(",")
-    found = tuple(read_model(model_path(path), info=info) for path in paths)
+    path = Path(argument)
+    if path.is_dir():
+        paths = [str(path / name) for name in PAIR]
+        missing = [name for name in PAIR if not (path / name).is_file()]
+        if missing:
+            raise ModelReadError(f"{path}: is a folder without {missing[0]}; give a model file or PREFILL,DECODE")
+    else:
+        paths = [argument] if path.exists() else argument.split(",")
+    found = tuple(read_model(model_path(one), info=info) for one in paths)
     return found[0] if len(found) == 1 else found
 
 

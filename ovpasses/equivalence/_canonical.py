@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,9 @@ from ovpasses._openvino import Constant, Node
 
 # Attributes that are names.
 NAME_ATTRIBUTES = frozenset({"variable_id"})
+
+# A number that counts up through a process.
+_MADE_UP = re.compile(r"(Result|Parameter)_\d+")
 
 ConstantDigests = dict[tuple[int, int], bytes]
 
@@ -32,6 +36,12 @@ def attributes(node: Node) -> dict[str, str]:
     """Attributes of an op as text, names left out."""
     found = node.get_attributes()
     return {key: str(value) for key, value in sorted(found.items()) if key not in NAME_ATTRIBUTES}
+
+
+def tensor_names(node: Node) -> set[str]:
+    """Tensor names of a node's outputs, without those that OpenVINO makes up for an input or output without one."""
+    names = {name for output in node.outputs() for name in output.get_names()}
+    return {name for name in names if not _MADE_UP.fullmatch(name)}
 
 
 def constant_bytes(node: Constant) -> np.ndarray:

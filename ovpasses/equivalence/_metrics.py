@@ -15,7 +15,7 @@ class Distance:
     Attributes:
         max_abs: largest absolute difference.
         max_rel: the same, relative to the largest value of the first.
-        nmse: mean squared difference over the variance of the first.
+        nmse: squared difference over the squared first, as llama.cpp's tests normalise it.
         cosine: of the angle between the two; 1 when both are zero.
         top1: share of rows whose largest element is at the same place; None of what is no logits.
         kl: mean Kullback-Leibler divergence of the rows' softmax, in nats; None of what is no logits.
@@ -47,19 +47,23 @@ def distance(a: np.ndarray, b: np.ndarray, logits: bool = False) -> Distance:
     x, y = a.astype(np.float64), b.astype(np.float64)
     off = np.abs(x - y)
     at = np.unravel_index(int(off.argmax()), off.shape)
-    scale, spread = float(np.abs(x).max()), float(x.var()) or float((x**2).mean())
-    error = float((off**2).mean())
+    scale, square, error = float(np.abs(x).max()), float((x**2).sum()), float((off**2).sum())
     lengths = float(np.linalg.norm(x) * np.linalg.norm(y))
     return Distance(
         max_abs=float(off.max()),
-        max_rel=float(off.max()) / scale if scale else float(off.max() > 0),
-        nmse=error / spread if spread else float(error > 0),
+        max_rel=_relative(float(off.max()), scale),
+        nmse=_relative(error, square),
         cosine=float((x * y).sum()) / lengths if lengths else float(not off.any()),
         top1=float((x.argmax(-1) == y.argmax(-1)).mean()) if logits else None,
         kl=_divergence(x, y) if logits else None,
         at=tuple(int(n) for n in at),
         values=(float(x[at]), float(y[at])),
     )
+
+
+def _relative(error: float, size: float) -> float:
+    """Of what is all zero, any error is one of 1."""
+    return error / size if size else float(error > 0)
 
 
 def _divergence(x: np.ndarray, y: np.ndarray) -> float:

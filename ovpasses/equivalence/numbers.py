@@ -2,199 +2,168 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from math import isfinite
 from typing import Any
 
 import numpy as np
-from rich.table import Table
 
-from ovpasses.equivalence._metrics import Distance, distance
-from ovpasses.equivalence._runs import GraphRun, Outcome, Run, SessionRun, is_language_model
-from ovpasses.errors import OvpassesError
-from ovpasses.importers import ImportedModel, read_model
+from ovpasses.equivalence._inputs import BATCH, BATCH_WITH_STATES, Inputs, common_shapes
+from ovpasses.equivalence._metrics import distance
+from ovpasses.equivalence._opening import opened
+from ovpasses.equivalence._runs import GraphRun, Outcome, Run
+from ovpasses.equivalence._session_runs import SessionRun
+from ovpasses.equivalence._states import paired_by_content
+from ovpasses.equivalence.equivalence_report import Comparison, EquivalenceReport, Tolerance
+from ovpasses.equivalence.errors import CheckError, NotEquivalentError
 
-# Relative errors that right rewrites may show, squared to an NMSE. f32 rounds by 2^-24 in every op, which grows through
-# layers and long sums; f16 and bf16 states and caches round once per token. Measured on the recorded models: up to
-# 2.3e-12 where all is f32 and 8e-7 with f16 caches (tests/equivalence/test_numbers.py).
-ROUNDING = {"f32": 64 * 2.0**-24, "f16": 4 * 2.0**-11, "bf16": 4 * 2.0**-8}
-
-
-class CheckError(OvpassesError):
-    """A comparison that would mean nothing: it cannot fail, or cannot be made."""
-
-
-class NotEquivalentError(OvpassesError, AssertionError):
-    """Two models do not give the same; ``report`` holds where."""
-
-    def __init__(self, report: EquivalenceReport) -> None:
-        super().__init__(str(report.worst_line()))
-        self.report = report
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """One output or state after one step."""
-
-    step: int
-    name: str
-    kind: str
-    distance: Distance
-    same: bool
-
-    def __str__(self) -> str:
-        d = self.distance
-        return (
-            f"{self.kind} {self.name} after step {self.step}: NMSE {d.nmse:.1e}, largest difference {d.max_abs:.3g} "
-            f"at {list(d.at)} ({d.values[0]:.6g} against {d.values[1]:.6g})"
-        )
-
-
-@dataclass
-class EquivalenceReport:
-    """The outcome of a numeric comparison; true when every output and state agrees at every step.
-
-    Attributes:
-        a, b: what was compared.
-        nmse: the tolerance, a normalised mean squared error.
-        comparisons: every output and state after every step.
-        differences: what could not be compared, such as a state that only one has.
-    """
-
-    a: str
-    b: str
-    nmse: float
-    comparisons: list[Comparison] = field(default_factory=list)
-    differences: list[str] = field(default_factory=list)
-
-    @property
-    def equivalent(self) -> bool:
-        return not self.differences and all(c.same for c in self.comparisons)
-
-    def __bool__(self) -> bool:
-        return self.equivalent
-
-    def worst_line(self) -> str:
-        """The first that differs, in the order of steps, else the one with the largest error."""
-        if self.differences:
-            return f"{self.a} and {self.b} differ: {self.differences[0]}"
-        wrong = [c for c in self.comparisons if not c.same]
-        if wrong:
-            return f"{self.a} and {self.b} differ in {wrong[0]}; the tolerance is {self.nmse:.1e}"
-        worst = max(self.comparisons, key=lambda c: c.distance.nmse)
-        return f"{self.a} and {self.b} are equivalent (tolerance {self.nmse:.1e}); worst is {worst}"
-
-    def table(self) -> Table:
-        """Per step its outputs, and of the states the worst."""
-        table = Table("step", "what", "NMSE", "max abs", "max rel", "cosine", "top-1", "KL", "same")
-        for step in sorted({c.step for c in self.comparisons}):
-            mine = [c for c in self.comparisons if c.step == step]
-            states = [c for c in mine if c.kind == "state"]
-            shown = [c for c in mine if c.kind == "output"]
-            shown += sorted(states, key=lambda c: (c.same, -c.distance.nmse))[:3]
-            for c in shown:
-                d = c.distance
-                top, kl = ("-" if v is None else f"{v:.3g}" for v in (d.top1, d.kl))
-                figures = (f"{d.nmse:.1e}", f"{d.max_abs:.2e}", f"{d.max_rel:.1e}", f"{d.cosine:.6f}", top, kl)
-                table.add_row(str(step), f"{c.kind} {c.name}", *figures, "yes" if c.same else "NO")
-        return table
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return {
-            "equivalent": self.equivalent,
-            "a": self.a,
-            "b": self.b,
-            "nmse": self.nmse,
-            "summary": self.worst_line(),
-            "differences": list(self.differences),
-            "comparisons": [
-                {"step": c.step, "kind": c.kind, "name": c.name, "same": c.same, **c.distance.to_dict()}
-                for c in self.comparisons
-            ],
-        }
-
-    def __str__(self) -> str:
-        return self.worst_line()
+# Relative errors that right rewrites may show, of outputs and of states; their squares are the tolerances. An operation
+# in f32 rounds by 2^-24, which grows through long sums and layers: 128 times that. A state or cache in f16 or bf16
+# rounds a row once, and the rows of later layers follow from it: 4 times 2^-11 (2^-8). Logits have been through every
+# layer's Softmax, which multiplies the error of a score by the score: twice as much again. Measured on recorded models
+# (tests/equivalence/test_real_models.py), NMSE of outputs and of states: 1.6e-12 and 3.6e-12 where all is f32, 2.4e-6
+# and 1e-7 with f16 caches.
+ROUNDING = {
+    "f32": (128 * 2.0**-24, 128 * 2.0**-24),
+    "f16": (8 * 2.0**-11, 4 * 2.0**-11),
+    "bf16": (8 * 2.0**-8, 4 * 2.0**-8),
+}
 
 
 def assert_equivalent(
-    a: Any, b: Any, *, steps: tuple[int, ...] = (7, 1, 1), seed: int = 0, nmse: float | None = None
+    a: Any,
+    b: Any,
+    *,
+    steps: Sequence[int] = (7, 1, 1),
+    seed: int = 0,
+    nmse: float | None = None,
+    stateful: bool = False,
 ) -> EquivalenceReport:
     """Run two models on the same inputs and make sure that outputs and states agree.
 
+    Args:
+        a, b, steps, seed, nmse, stateful: as :func:`compare_numbers` takes them.
+
+    Returns:
+        The report, which is true.
+
     Raises:
-        NotEquivalentError: they do not (an AssertionError too).
+        NotEquivalentError: they do not (an AssertionError too); ``.report`` holds where.
         CheckError: as :func:`compare_numbers`.
     """
-    report = compare_numbers(a, b, steps=steps, seed=seed, nmse=nmse)
+    report = compare_numbers(a, b, steps=steps, seed=seed, nmse=nmse, stateful=stateful)
     if not report.equivalent:
         raise NotEquivalentError(report)
     return report
 
 
 def compare_numbers(
-    a: Any, b: Any, *, steps: tuple[int, ...] = (7, 1, 1), seed: int = 0, nmse: float | None = None
+    a: Any,
+    b: Any,
+    *,
+    steps: Sequence[int] = (7, 1, 1),
+    seed: int = 0,
+    nmse: float | None = None,
+    stateful: bool = False,
 ) -> EquivalenceReport:
-    """Run two models on the same inputs over several steps, on the CPU in f32.
+    """Run two models on the same inputs over several steps, on the CPU in f32; states and caches are compared too.
 
     Args:
         a, b: models, paths of models, or static pairs ``(prefill, decode)``. Language models may be in different
-            forms (stateless dump, stateful, static pair): each runs through a session, and states are compared by
-            kind and layer. Other graphs get random inputs of their shapes, and are compared by names. Neither is
-            changed.
-        steps: tokens of each step.
-        seed: of the inputs.
-        nmse: normalised mean squared error from which on two arrays differ. By default it follows from the coarsest
-            type that states and caches have: ``(64 * 2^-24)^2`` for f32, ``(4 * 2^-11)^2`` for f16.
+            forms (dump with its caches outside, of one sequence or several, stateful, static pair): each runs through a
+            session, and states are compared by kind and layer. Other graphs get random inputs of their shapes, and
+            are compared by names. Neither is changed.
+        steps: tokens of each step; of other graphs the size of dynamic dims.
+        seed: of the inputs, 0 or more.
+        nmse: normalised mean squared error up to which two arrays are the same; no single element may be further off
+            than 8 times its root, relative to the largest. By default it follows from the coarsest type that states
+            and caches have: ``(128 * 2^-24)^2`` for f32; for f16 ``(8 * 2^-11)^2`` of outputs and ``(4 * 2^-11)^2``
+            of states.
+        stateful: run a model that cannot run as it is, such as a GGUF, through the preset ``stateful`` first, on a
+            copy. Else it is refused.
+
+    Returns:
+        A report that is true when all agree.
 
     Raises:
-        CheckError: no steps, nothing to compare, an output that is the same whatever the inputs are, or a value that
-            is not finite.
-        OvpassesError: a model cannot be read or run.
+        CheckError: no steps, no common output, an output that is the same whatever the inputs are, values that
+            are finite in neither model, or models that do not run on the same inputs.
+        StateError: no session runs a model as it is, or not so many tokens.
+        OvpassesError: a model cannot be read or compiled.
     """
-    if not steps or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in steps):
-        raise CheckError(f"steps are {list(steps)}, wanted at least one step of at least 1 token")
-    runs = _open(a, "a"), _open(b, "b")
-    if runs[0].logits != runs[1].logits:
-        raise CheckError(f"{runs[0].name} and {runs[1].name}: one takes tokens and one does not")
-    types = runs[0].types | runs[1].types
-    limit = max(ROUNDING.get(kind, ROUNDING["f32"]) for kind in {*types, "f32"}) ** 2
-    report = EquivalenceReport(runs[0].name, runs[1].name, limit if nmse is None else nmse)
-    randoms = [np.random.default_rng(seed) for _ in runs]
+    _check_options(steps, seed, nmse)
+    one, two = (opened(m, label, sum(steps), stateful) for m, label in ((a, "a"), (b, "b")))
+    inputs = _inputs(one, two, seed, sum(steps))
+    report = EquivalenceReport(one.name, two.name, _tolerance(one.types | two.types, nmse))
+    keys: dict[str, str] | None = None
     seen: list[Outcome] = []
     for number, count in enumerate(steps, 1):
-        one, two = (run.step(count, random) for run, random in zip(runs, randoms, strict=True))
-        _compare(report, number, "output", one.outputs, two.outputs, runs[0].logits)
-        _compare(report, number, "state", one.states, two.states, False)
-        seen.append(one)
-    _check_meaningful(report, seen)
+        found, other = one.step(inputs, number, count), two.step(inputs, number, count)
+        _check_common(one, two, found, other)
+        keys = paired_by_content(found.states, other.states) if keys is None else keys
+        other.states = {keys.get(key, key): value for key, value in other.states.items()}
+        faulty = bool(found.fault or other.fault)
+        _compare(report, number, "output", found.outputs, other.outputs, faulty, one.logits)
+        _compare(report, number, "state", found.states, other.states, faulty, False)
+        if faulty:
+            name, fault = (one.name, found.fault) if found.fault else (two.name, other.fault)
+            report.differences.append(f"after step {number} {name}, and it alone: {fault}")
+            break
+        seen.append(found)
+    if report.equivalent:
+        _check_can_fail(one, inputs, steps, seen)
     return report
 
 
-def _open(subject: Any, label: str) -> Run:
-    if isinstance(subject, tuple | list):
-        pair = [_imported(one) for one in subject]
-        if len(pair) != 2:
-            raise CheckError(f"{label} is {len(pair)} models, wanted one, or prefill and decode of a static pair")
-        return SessionRun(f"{label} ({_name(pair[0])})", *pair)
-    imported = _imported(subject)
-    name = f"{label} ({_name(imported)})"
-    return SessionRun(name, imported) if is_language_model(imported) else GraphRun(name, imported.model)
+def _check_options(steps: Sequence[int], seed: int, nmse: float | None) -> None:
+    if not steps or any(isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1 for n in steps):
+        raise CheckError(f"steps are {list(steps)}, wanted at least one step of at least 1 token")
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+        raise CheckError(f"seed is {seed!r}, wanted an integer of 0 or more")
+    if nmse is not None and not (isfinite(nmse) and nmse >= 0):
+        raise CheckError(f"nmse is {nmse}, wanted a number of 0 or more, or None for one that follows from the types")
 
 
-def _imported(subject: Any) -> ImportedModel:
-    return subject if isinstance(subject, ImportedModel) else read_model(subject)
+def _inputs(a: Run, b: Run, seed: int, tokens: int) -> Inputs:
+    if isinstance(a, GraphRun) and isinstance(b, GraphRun):
+        batch = BATCH_WITH_STATES if a.has_states or b.has_states else BATCH
+        return Inputs(seed, shapes=common_shapes(a.ports, b.ports), batch=batch)
+    if not (isinstance(a, SessionRun) and isinstance(b, SessionRun)):
+        raise CheckError(f"{a.name} and {b.name}: only one takes tokens, wanted two forms of one model")
+    for run in (a, b):
+        if run.capacity is not None and tokens > run.capacity:
+            raise CheckError(f"the steps are {tokens} tokens, {run.name} holds {run.capacity}; give shorter ones")
+    known = [run.n_vocab for run in (a, b) if run.n_vocab is not None]
+    return Inputs(seed, min(known), min(a.sequences, b.sequences))
 
 
-def _name(imported: ImportedModel) -> str:
-    source = imported.source
-    return "/".join(source.parts[-2:]) if source else imported.model.get_friendly_name()
+def _tolerance(types: set[str], nmse: float | None) -> Tolerance:
+    if nmse is not None:
+        return Tolerance(nmse, nmse, "as given")
+    kind = max({*types & ROUNDING.keys(), "f32"}, key=lambda kind: ROUNDING[kind])
+    output, state = (error**2 for error in ROUNDING[kind])
+    return Tolerance(output, state, f"{'computed in' if kind == 'f32' else 'states in'} {kind}")
+
+
+def _check_common(a: Run, b: Run, one: Outcome, other: Outcome) -> None:
+    if one.fault and other.fault:
+        raise CheckError(f"neither {a.name} nor {b.name} can be compared: {one.fault}")
+    if not (one.fault or other.fault) and not one.outputs.keys() & other.outputs.keys():
+        names = [", ".join(sorted(found.outputs)) or "none" for found in (one, other)]
+        raise CheckError(f"{a.name} and {b.name} have no output in common, found {names[0]} and {names[1]}")
 
 
 def _compare(
-    report: EquivalenceReport, step: int, kind: str, a: dict[str, np.ndarray], b: dict[str, np.ndarray], logits: bool
+    report: EquivalenceReport,
+    step: int,
+    kind: str,
+    a: Mapping[str, np.ndarray],
+    b: Mapping[str, np.ndarray],
+    faulty: bool,
+    logits: bool,
 ) -> None:
-    for name in sorted(a.keys() ^ b.keys()):
+    """Put into the report what one step gives; of a step that failed in one model, what both have."""
+    for name in sorted(a.keys() ^ b.keys()) if not faulty else ():
         line = f"{kind} {name} is only in {report.a if name in a else report.b}"
         if line not in report.differences:
             report.differences.append(line)
@@ -202,26 +171,29 @@ def _compare(
         x, y = a[name], b[name]
         if x.shape != y.shape:
             report.differences.append(f"{kind} {name} after step {step} is {list(x.shape)} and {list(y.shape)}")
-            continue
-        if not x.size:
-            continue
-        finite = [bool(np.isfinite(v).all()) for v in (x, y)]
-        if not any(finite):
-            raise CheckError(f"{kind} {name} after step {step} is not finite in either model: that compares nothing")
-        if not all(finite):
-            report.differences.append(
-                f"{kind} {name} after step {step} is not finite in {report.b if finite[0] else report.a} only"
-            )
-            continue
-        found = distance(x, y, logits)
-        report.comparisons.append(Comparison(step, name, kind, found, found.nmse <= report.nmse))
+        elif not (np.isfinite(x).all() and np.isfinite(y).all()):
+            _not_finite(report, f"{kind} {name} after step {step}", x, y)
+        elif x.size:
+            found = distance(x, y, logits)
+            report.comparisons.append(Comparison(step, name, kind, found, report.tolerance.allows(kind, found)))
 
 
-def _check_meaningful(report: EquivalenceReport, seen: list[Outcome]) -> None:
-    """A comparison of nothing, or of what no input changes, cannot fail."""
-    if not report.comparisons and not report.differences:
-        raise CheckError(f"{report.a} and {report.b} have no output or state to compare")
+def _not_finite(report: EquivalenceReport, what: str, x: np.ndarray, y: np.ndarray) -> None:
+    finite = bool(np.isfinite(x).all()), bool(np.isfinite(y).all())
+    if not any(finite):
+        raise CheckError(f"{what} is not finite in either model: that compares nothing")
+    report.differences.append(f"{what} is not finite in {report.b if finite[0] else report.a} only")
+
+
+def _check_can_fail(run: Run, inputs: Inputs, steps: Sequence[int], seen: list[Outcome]) -> None:
+    """Other inputs must give other outputs, or these compare nothing."""
+    run.reset()
+    others = Inputs(inputs.seed + 1, inputs.n_vocab, inputs.sequences, inputs.shapes, inputs.batch)
+    probe = run.step(others, 1, steps[0])
     for name, first in seen[0].outputs.items():
-        rows = np.concatenate([o.outputs[name].reshape(-1, first.shape[-1] if first.ndim else 1) for o in seen])
-        if len(rows) > 1 and bool((rows == rows[0]).all()):
-            raise CheckError(f"output {name} of {report.a} is the same at every step and row: that compares nothing")
+        if name not in probe.outputs or not np.array_equal(first, probe.outputs[name]):
+            continue
+        rows = [o.outputs[name] for o in seen if name in o.outputs]
+        flat = np.concatenate([row.reshape(-1, row.shape[-1] if row.ndim else 1) for row in rows])
+        if all(np.array_equal(row, first) for row in rows) or bool((flat == flat[0]).all()):
+            raise CheckError(f"output {name} of {run.name} is the same whatever the inputs are: that compares nothing")

@@ -19,6 +19,7 @@ from ovpasses.equivalence._canonical import (
     body_results,
     hashed,
     refined_states,
+    tensor_names,
 )
 from ovpasses.equivalence._wording import describe, input_difference, name_of, quoted
 from ovpasses.importers import ImportedModel
@@ -91,17 +92,12 @@ def structure_digest(model: Model) -> str:
     labels: Labels = {}
     for kind, nodes in (("input", graph.parameters), ("output", graph.results)):
         for order, i in enumerate(nodes):
-            labels[i] = hashed(kind, *(sorted(_tensor_names(graph.nodes[i])) or [str(order)]))
+            labels[i] = hashed(kind, *(sorted(tensor_names(graph.nodes[i])) or [str(order)]))
     colours = refined_states([graph], [labels])[0]
     labels |= {node: colours[state] for node, state in graph.state_of.items()}
     within = graph.within(graph.fed_by(labels))
     ops = (within[i] for i, kind in enumerate(graph.types) if kind != "Constant")
     return hashed(*sorted(ops)).hex()
-
-
-def _tensor_names(node: Node) -> set[str]:
-    """Tensor names of a node's outputs."""
-    return {name for output in node.outputs() for name in output.get_names()}
 
 
 class _Pair:
@@ -117,8 +113,8 @@ class _Pair:
         self._match_states()
 
     def _match(self, kind: str, left: list[int], right: list[int]) -> None:
-        names_a = {i: _tensor_names(self.a.nodes[i]) for i in left}
-        names_b = {i: _tensor_names(self.b.nodes[i]) for i in right}
+        names_a = {i: tensor_names(self.a.nodes[i]) for i in left}
+        names_b = {i: tensor_names(self.b.nodes[i]) for i in right}
         rest_a, rest_b, matched = list(left), list(right), []
         by_name: dict[str, list[int]] = defaultdict(list)
         for j in right:
@@ -221,7 +217,7 @@ def _written(graph: Graph, labels: Labels) -> list[bytes]:
 
 def _state_names(graph: Graph, state: int) -> set[str]:
     read = graph.states.reads[state]
-    return {graph.states.ids[state]} | (_tensor_names(graph.nodes[read]) if read >= 0 else set())
+    return {graph.states.ids[state]} | (tensor_names(graph.nodes[read]) if read >= 0 else set())
 
 
 def _different_names(left: Sequence[Node], right: Sequence[Node]) -> Iterator[str]:

@@ -1,0 +1,119 @@
+"""A language model as something that is stepped: through the session that its form takes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ovpasses.equivalence._inputs import Inputs
+from ovpasses.equivalence._runs import EXACT, Outcome
+from ovpasses.equivalence._states import Values, session_states, slot_states
+from ovpasses.errors import DeviceError, StateError
+from ovpasses.importers import ImportedModel
+from ovpasses.passes import LowerGatedDeltaNet
+from ovpasses.runtime import ChunkedSession, Session, SlotSessions, compile_model
+from ovpasses.runtime.external_cache import DEFAULT_CELLS
+from ovpasses.runtime.slot_sessions import Slot
+from ovpasses.runtime.slot_stage import takes_batches
+
+TOKEN_ROLES = ("inp_tokens", "input_ids")
+
+
+def is_language_model(imported: ImportedModel) -> bool:
+    """True when a session can make its inputs: it takes tokens, of a vocabulary that is known."""
+    roles = imported.info.roles
+    names = [name for port in imported.model.inputs for name in port.get_names()]
+    return imported.info.n_vocab is not None and any(roles.get(n, n) in TOKEN_ROLES for n in names)
+
+
+class SessionRun:
+    """A language model, or a static pair; all sequences that its caches hold.
+
+    Args:
+        name: for messages.
+        models: one, or prefill and decode of a static pair.
+        tokens: how many of a sequence will be run.
+
+    Raises:
+        StateError: no session runs it as it is.
+    """
+
+    logits = True
+
+    def __init__(self, name: str, *models: ImportedModel, tokens: int) -> None:
+        self.name, self.model = name, models[0].model
+        info = models[-1].info
+        self.n_vocab = info.n_vocab
+        self._compiled = [compile_model(_runnable(model), "CPU", EXACT) for model in models]
+        self._several: SlotSessions | None = None
+        self._sessions: list[Session | ChunkedSession | Slot]
+        first, *decode = self._compiled
+        if decode and not takes_batches(first):
+            self._sessions = [ChunkedSession(first, decode[0], info)]
+        else:
+            cells = max(tokens, min(DEFAULT_CELLS, info.context_length or DEFAULT_CELLS))
+            self._several = SlotSessions(first, info, decode=decode[0] if decode else None, cells=cells)
+            self._sessions = list(self._several)
+        self.types = self._types()
+
+    @property
+    def sequences(self) -> int:
+        """How many its caches hold."""
+        return len(self._sessions)
+
+    @property
+    def capacity(self) -> int | None:
+        """Positions of a sequence; None without a limit, or where it shows only when they are used up."""
+        first = self._sessions[0]
+        return None if isinstance(first, Slot) else first.capacity
+
+    def step(self, inputs: Inputs, number: int, count: int) -> Outcome:
+        tokens = inputs.tokens(number, count)
+        try:
+            logits = self._run(tokens, decode=count == 1)
+        except DeviceError as error:
+            return Outcome(fault=f"does not run: {error}")
+        several = inputs.sequences > 1
+        found = Outcome({f"logits of sequence {slot}" if several else "logits": v for slot, v in logits.items()})
+        try:
+            found.states = self._states(inputs.sequences)
+        except StateError as error:
+            found.fault = str(error)
+        return found
+
+    def reset(self) -> None:
+        for session in self._sessions:
+            session.reset()
+
+    def _run(self, tokens: dict[int, np.ndarray], *, decode: bool) -> dict[int, np.ndarray]:
+        if self._several is None:
+            (session,) = self._sessions
+            return {0: session.decode(int(tokens[0][0])) if decode else session.prefill(tokens[0], all_logits=True)}
+        if decode:
+            return self._several.decode({slot: int(ids[0]) for slot, ids in tokens.items()})
+        return self._several.prefill(tokens, all_logits=True)
+
+    def _states(self, sequences: int) -> Values:
+        found: Values = {}
+        for number, session in enumerate(self._sessions[:sequences]):
+            suffix = f", sequence {number}" if sequences > 1 else ""
+            if isinstance(session, Slot):
+                found |= slot_states(session, self._compiled[0], suffix)
+            else:
+                found |= session_states(session, suffix)
+        return found
+
+    def _types(self) -> set[str]:
+        first = self._sessions[0]
+        if isinstance(first, Slot):
+            kinds = [port.get_element_type() for port in self._compiled[0].inputs]
+            return {kind.get_type_name() for kind in kinds if kind.is_real()}
+        return {info.dtype for info in first._keeper.states.infos.values()}
+
+
+def _runnable(imported: ImportedModel) -> ImportedModel:
+    """The model, or a copy with the internal op lowered that only a graph from a file has as a placeholder."""
+    if not any(op.get_type_name() == "GatedDeltaNet" for op in imported.model.get_ops()):
+        return imported
+    copy = imported.model.clone()
+    LowerGatedDeltaNet(strict=True).run_on_model(copy)
+    return ImportedModel(copy, imported.info, imported.source)
