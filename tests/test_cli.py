@@ -315,4 +315,4 @@ def test_inspect_prints_a_saved_state(capsys: pytest.CaptureFixture[str], record
         main(["inspect", str(state)])
     captured = capsys.readouterr()
     assert (ended.value.code, captured.out, captured.err.count("\n")) == (2, "", 1)
-    assert "is damaged" in captured.err
+    assert "damaged" in captured.err
