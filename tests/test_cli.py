@@ -243,7 +243,7 @@ def test_what_cannot_be_restored_or_saved_is_one_line(
     other = recorded / "gguf/tiny-qwen35.gguf"
     for options, message in (
         ((model, "--restore-state", state), "--restore-state is given without what comes after it, wanted --prompt or"),
-        ((model, *tokens, "--restore-state", tmp_path / "bad.safetensors"), "is damaged"),
+        ((model, *tokens, "--restore-state", tmp_path / "bad.safetensors"), "damaged"),
         ((model, *tokens, "--restore-state", tmp_path / "none.safetensors"), "cannot be read: No such file"),
         ((other, *tokens, "--restore-state", state), "is of a model with weights"),
         ((model, *tokens, "--save-state", tmp_path / "no" / "s.safetensors"), "cannot be written: there is no folder"),

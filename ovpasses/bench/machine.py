@@ -6,9 +6,9 @@ import os
 import platform
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from typing import Any
 
-import openvino
 from openvino import Core
 
 
@@ -44,4 +44,4 @@ def machine_of(device: str, core: Core) -> Machine:
     with suppress(RuntimeError):  # AUTO and the like have no name of their own
         name = str(core.get_property(device, "FULL_DEVICE_NAME"))
     system = f"{platform.system()} {platform.machine()}"
-    return Machine(name.strip(), os.cpu_count() or 1, system, openvino.__version__)
+    return Machine(name.strip(), os.cpu_count() or 1, system, version("openvino"))
