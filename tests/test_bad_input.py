@@ -210,3 +210,9 @@ def test_skipping_what_was_meant_fails_when_strict(recorded: Path, tmp_path: Pat
     assert "MakeKVStateful" in line
     assert "cache_k_l0" in line
     assert not (tmp_path / "o.xml").exists()
+
+
+def test_an_offset_that_is_no_number(tmp_path: Path, recorded: Path) -> None:
+    text = (recorded / "after/llama-gqa/stateful/model.xml").read_text().replace('offset="0"', 'offset="x"', 1)
+    (tmp_path / "model.xml").write_text(text)
+    assert "the XML is damaged" in refused("inspect", tmp_path / "model.xml")

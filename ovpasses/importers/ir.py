@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from xml.parsers import expat
 
 from openvino import Core, Model
 
@@ -18,36 +18,14 @@ def read_ir(path: Path) -> Model:
     Raises:
         ModelReadError: no IR, no ``.bin``, or an extension op that is not known.
     """
-    needed = 0
-    internal = ""
-    root: ElementTree.Element | None = None
-    known = {op.class_type_info.name for op in INTERNAL_OPS}
-    try:
-        for event, element in ElementTree.iterparse(path, ("start", "end")):
-            if event == "start":
-                if root is None and element.tag != "net":
-                    raise ModelReadError(f"{path}: no IR, its root element is {element.tag}, wanted net")
-                root = element if root is None else root
-                continue
-            if element.tag == "data" and element.get("offset") is not None:
-                needed = max(needed, int(element.get("offset", 0)) + int(element.get("size", 0)))
-            if element.tag != "layer":
-                continue
-            if element.get("version") == "extension" and element.get("type") not in known:
-                raise ModelReadError(
-                    f"{path}: layer {element.get('name')} is of the unknown extension op {element.get('type')}; "
-                    f"known are {', '.join(sorted(known))}"
-                )
-            if element.get("version") == "extension" and not internal:
-                internal = f"layer {element.get('name')} is the internal op {element.get('type')}"
-    except ElementTree.ParseError as error:
-        raise ModelReadError(f"{path}: no IR, the XML is damaged: {error}") from error
+    found = _Layers(path)
+    needed, internal = found.needed, found.internal
     weights = path.with_suffix(".bin")
     if needed and not weights.is_file():
         raise ModelReadError(f"{path}: its weights are missing, wanted {weights.name} beside it")
     if needed and weights.stat().st_size < needed:
-        found = weights.stat().st_size
-        raise ModelReadError(f"{path}: its weights {weights.name} are truncated: {found} bytes, wanted {needed}")
+        size = weights.stat().st_size
+        raise ModelReadError(f"{path}: its weights {weights.name} are truncated: {size} bytes, wanted {needed}")
     core = Core()
     if not register(core) and internal:
         raise ModelReadError(f"{path}: {internal}, which OpenVINO {RELEASE} cannot be taught; {upgrade()}")
@@ -57,3 +35,44 @@ def read_ir(path: Path) -> Model:
         why = one_line(error)
         hint = f" (this is OpenVINO {RELEASE}); {upgrade()}" if "unsupported opset" in why else ""
         raise ModelReadError(f"{path}: OpenVINO cannot read this IR: {why}{hint}") from error
+
+
+class _Layers:
+    """What an IR's text says of its layers; read without building a tree, which would take longer than all the rest.
+
+    Attributes:
+        needed: bytes of weights that its constants lie in.
+        internal: the first layer that is an internal op, in words; "" without one.
+
+    Raises:
+        ModelReadError: no IR, or an extension op that is not known.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.needed = 0
+        self.internal = ""
+        self._path = path
+        self._rooted = False
+        self._known = sorted(op.class_type_info.name for op in INTERNAL_OPS)
+        parser = expat.ParserCreate()
+        parser.StartElementHandler = self._start
+        try:
+            with path.open("rb") as file:
+                parser.ParseFile(file)
+        except (expat.ExpatError, ValueError) as error:
+            raise ModelReadError(f"{path}: no IR, the XML is damaged: {error}") from error
+
+    def _start(self, tag: str, attributes: dict[str, str]) -> None:
+        if not self._rooted and tag != "net":
+            raise ModelReadError(f"{self._path}: no IR, its root element is {tag}, wanted net")
+        self._rooted = True
+        if tag == "data" and "offset" in attributes:
+            self.needed = max(self.needed, int(attributes["offset"]) + int(attributes.get("size", 0)))
+        if tag != "layer" or attributes.get("version") != "extension":
+            return
+        name, kind = attributes.get("name"), attributes.get("type")
+        if kind not in self._known:
+            raise ModelReadError(
+                f"{self._path}: layer {name} is of the unknown extension op {kind}; known are {', '.join(self._known)}"
+            )
+        self.internal = self.internal or f"layer {name} is the internal op {kind}"
