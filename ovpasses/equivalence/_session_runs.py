@@ -11,7 +11,7 @@ from ovpasses.errors import DeviceError, StateError
 from ovpasses.importers import ImportedModel
 from ovpasses.passes import LowerGatedDeltaNet
 from ovpasses.runtime import ChunkedSession, Session, SlotSessions, compile_model
-from ovpasses.runtime.external_cache import DEFAULT_CELLS
+from ovpasses.runtime.external_cache import default_cells
 from ovpasses.runtime.slot_sessions import Slot
 from ovpasses.runtime.slot_stage import takes_batches
 
@@ -50,7 +50,7 @@ class SessionRun:
         if decode and not takes_batches(first):
             self._sessions = [ChunkedSession(first, decode[0], info)]
         else:
-            cells = max(tokens, min(DEFAULT_CELLS, info.context_length or DEFAULT_CELLS))
+            cells = max(tokens, default_cells(info))
             self._several = SlotSessions(first, info, decode=decode[0] if decode else None, cells=cells)
             self._sessions = list(self._several)
         self.types = self._types()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from openvino import CompiledModel, InferRequest, Tensor
 
 from ovpasses.errors import StateError
 from ovpasses.ggml_names import CACHE_NAME
+from ovpasses.importers.graph_info import GraphInfo
 
 DEFAULT_CELLS = 256
 
@@ -65,12 +67,26 @@ class ExternalCache:
         Raises:
             StateError: there is no such cache.
         """
-        if name not in self._values:
-            raise StateError(f"cache {name} is not there, wanted one of {', '.join(sorted(self._values))}")
-        value = self._values[name]
+        value = named(self._values, name)
         if is_in_slots(name):
             return np.array(value[0, 0, slot])
         return np.array(value[0, slot] if self.sequences > 1 else value[0]).squeeze()
+
+
+def default_cells(info: GraphInfo) -> int:
+    """Tokens that caches outside a model hold when nobody says: 256, or the model's context when that is less."""
+    return min(DEFAULT_CELLS, info.context_length or DEFAULT_CELLS)
+
+
+def named(caches: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+    """A cache by its name.
+
+    Raises:
+        StateError: there is none of that name.
+    """
+    if name not in caches:
+        raise StateError(f"cache {name} is not there, wanted one of {', '.join(sorted(caches))}")
+    return caches[name]
 
 
 def is_in_slots(name: str) -> bool:

@@ -13,7 +13,7 @@ from ovpasses.ggml_names import CACHE_NAME
 from ovpasses.importers import ImportedModel
 from ovpasses.importers.graph_info import GraphInfo
 from ovpasses.runtime.cell_states import CellStates
-from ovpasses.runtime.external_cache import DEFAULT_CELLS, SLOT_KINDS, ExternalCache
+from ovpasses.runtime.external_cache import SLOT_KINDS, ExternalCache, default_cells
 from ovpasses.runtime.fingerprint import fingerprint_of
 from ovpasses.runtime.inputs import MAKERS, ROW_INPUTS, Step
 from ovpasses.runtime.ports import check_inputs, checked_ids, input_tensor, logits_port, run_in_pieces
@@ -68,8 +68,9 @@ class Session(Resumable):
         self._roles = {name: info.roles.get(name, name) for name in self._ports}
         caches = _cache_inputs(self._ports, self._roles)
         check_inputs(self._ports, self._roles, caches, info)
-        default = min(DEFAULT_CELLS, info.context_length or DEFAULT_CELLS)
-        self._cache = ExternalCache(compiled, caches, cells or default) if caches and beside is None else None
+        self._cache = (
+            ExternalCache(compiled, caches, cells or default_cells(info)) if caches and beside is None else None
+        )
         self._cache = beside._cache if beside is not None else self._cache
         if not 0 <= slot < self.sequences:
             raise StateError(f"slot is {slot}, but the caches hold {self.sequences} sequence(s)")

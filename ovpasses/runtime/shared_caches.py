@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from openvino import CompiledModel, InferRequest, Tensor
 
 from ovpasses.errors import StateError
 from ovpasses.ggml_names import CACHE_NAME, PAST_NAME
-from ovpasses.runtime.external_cache import output_of
+from ovpasses.runtime.external_cache import named, output_of
 
 
 def carried_ports(compiled: CompiledModel) -> dict[str, tuple[Any, Any]]:
@@ -33,10 +34,37 @@ def _kind(port: Any) -> str:
     return f"{port.get_element_type().get_type_name()} {port.get_partial_shape()}"
 
 
-class SharedCaches:
+class PairedTensors:
     """Two tensors per cache: an inference reads one and writes the other, then they change places.
 
-    Infer requests of several models may be bound to them in turn, so a cache passes from one to the other as it is.
+    Infer requests of several models may be bound to them in turn, so a cache passes from one to the other as it is. An
+    inference that fails leaves what it read as it was.
+
+    Args:
+        ports: the input of each cache, by name.
+        shapes: of each cache.
+    """
+
+    def __init__(self, ports: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> None:
+        self._now, self._next = ({n: _zeros(ports[n], shape) for n, shape in shapes.items()} for _ in range(2))
+
+    def bind(self, request: InferRequest, ports: dict[str, tuple[Any, Any]]) -> None:
+        """Let a request read the caches as they are and write them as they will be."""
+        for name, (port, output) in ports.items():
+            request.set_tensor(port, self._now[name])
+            request.set_tensor(output, self._next[name])
+
+    def advance(self) -> None:
+        """Take what the last inference wrote as what is."""
+        self._now, self._next = self._next, self._now
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The caches as they are now, to read and to write."""
+        return {name: tensor.data for name, tensor in self._now.items()}
+
+
+class SharedCaches(PairedTensors):
+    """The caches of one sequence, which several static models have in turn.
 
     Args:
         models: the ports of each model, by cache name (see :func:`carried_ports`).
@@ -55,22 +83,8 @@ class SharedCaches:
                         f"cache {name} is {first.get(name, 'not there')} in the prefill model and "
                         f"{second.get(name, 'not there')} in the decode model; rewrite both with one context"
                     )
-        self._now = {name: _zeros(port) for name, (port, _) in models[0].items()}
-        self._next = {name: _zeros(port) for name, (port, _) in models[0].items()}
-
-    def bind(self, request: InferRequest, ports: dict[str, tuple[Any, Any]]) -> None:
-        """Let a request read the caches as they are and write them as they will be."""
-        for name, (port, output) in ports.items():
-            request.set_tensor(port, self._now[name])
-            request.set_tensor(output, self._next[name])
-
-    def advance(self) -> None:
-        """Take what the last inference wrote as what is."""
-        self._now, self._next = self._next, self._now
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """The caches as they are now, to read and to write."""
-        return {name: tensor.data for name, tensor in self._now.items()}
+        ports = {name: port for name, (port, _) in models[0].items()}
+        super().__init__(ports, {name: port.get_shape() for name, port in ports.items()})
 
     def value(self, name: str) -> np.ndarray:
         """A copy of a cache or state.
@@ -78,12 +92,10 @@ class SharedCaches:
         Raises:
             StateError: there is none of that name.
         """
-        if name not in self._now:
-            raise StateError(f"cache {name} is not there, wanted one of {', '.join(sorted(self._now))}")
-        return np.array(self._now[name].data)
+        return np.array(named(self.arrays(), name))
 
 
-def _zeros(port: Any) -> Tensor:
-    tensor = Tensor(port.get_element_type(), port.get_shape())
+def _zeros(port: Any, shape: Sequence[int]) -> Tensor:
+    tensor = Tensor(port.get_element_type(), list(shape))
     tensor.data[...] = 0
     return tensor

@@ -9,7 +9,7 @@ from openvino import CompiledModel
 
 from ovpasses.errors import DeviceError, StateError, one_line
 from ovpasses.importers.graph_info import GraphInfo
-from ovpasses.runtime.external_cache import DEFAULT_CELLS
+from ovpasses.runtime.external_cache import default_cells
 from ovpasses.runtime.inputs import Step
 from ovpasses.runtime.ports import checked_ids
 from ovpasses.runtime.slot_caches import SlotCaches
@@ -51,8 +51,7 @@ class SlotBatches:
         self._pad = int(checked_ids([pad_token], info.n_vocab)[0])
         self._prefill = SlotStage(compiled, info)
         self._decode = self._prefill if decode is None else SlotStage(decode, info)
-        default = min(DEFAULT_CELLS, info.context_length or DEFAULT_CELLS)
-        self.caches = SlotCaches(self._prefill.carried, cells or default)
+        self.caches = SlotCaches(self._prefill.carried, cells or default_cells(info))
         self.caches.check(self._decode.carried)
         _check_pair(self._prefill, self._decode)
         self.positions = [0] * self.caches.sequences

@@ -5,19 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from openvino import InferRequest, Tensor
 
 from ovpasses.errors import StateError
-from ovpasses.runtime.external_cache import is_in_slots
+from ovpasses.runtime.external_cache import is_in_slots, named
+from ovpasses.runtime.shared_caches import PairedTensors
 
 # Dim of the sequences, and of the cells, in [1, sequences, cells, heads*size]; in [1, 1, slots, width] of the slots.
 SEQUENCES, CELLS, SLOTS = 1, 2, 2
 
 
-class SlotCaches:
-    """Two tensors per cache: an inference reads one and writes the other, then they change places.
-
-    An inference that fails leaves what it read as it was. Cell i of a sequence holds position i.
+class SlotCaches(PairedTensors):
+    """The caches of several sequences; cell i of a sequence holds position i.
 
     Args:
         ports: the caches of a compiled model, by name: the input and the output that carries it on.
@@ -36,8 +34,7 @@ class SlotCaches:
             found = ", ".join(f"{name} {shape}" for name, shape in sorted(shapes.items()))
             raise StateError(f"caches are {found}, wanted as many sequences and cells in all")
         self.sequences, self.cells = held.pop(), lengths.pop()
-        self._now = {name: _zeros(ports[name][0], shape) for name, shape in shapes.items()}
-        self._next = {name: _zeros(ports[name][0], shape) for name, shape in shapes.items()}
+        super().__init__({name: port for name, (port, _) in ports.items()}, shapes)
 
     def check(self, ports: dict[str, tuple[Any, Any]]) -> None:
         """Make sure that another compiled model has the same caches.
@@ -54,20 +51,10 @@ class SlotCaches:
                     "rewrite both with one context"
                 )
 
-    def bind(self, request: InferRequest, ports: dict[str, tuple[Any, Any]]) -> None:
-        """Let a request read the caches as they are and write them as they will be."""
-        for name, (port, output) in ports.items():
-            request.set_tensor(port, self._now[name])
-            request.set_tensor(output, self._next[name])
-
-    def advance(self) -> None:
-        """Take what the last inference wrote as what is."""
-        self._now, self._next = self._next, self._now
-
     def clear(self, slot: int) -> None:
         """Make all that one sequence has zero."""
-        for name, tensor in self._now.items():
-            _part(name, tensor.data, slot)[...] = 0
+        for name, array in self.arrays().items():
+            _part(name, array, slot)[...] = 0
 
     def value(self, name: str, slot: int) -> np.ndarray:
         """A copy of what one sequence has in a cache: ``[cells, heads*size]``, or ``[width]`` of a recurrent one.
@@ -75,9 +62,7 @@ class SlotCaches:
         Raises:
             StateError: there is no such cache.
         """
-        if name not in self._now:
-            raise StateError(f"cache {name} is not there, wanted one of {', '.join(sorted(self._now))}")
-        return np.array(_part(name, self._now[name].data, slot))
+        return np.array(_part(name, named(self.arrays(), name), slot))
 
 
 def _part(name: str, value: np.ndarray, slot: int) -> np.ndarray:
@@ -93,9 +78,3 @@ def _known(name: str, port: Any, cells: int) -> tuple[int, ...]:
     if any(not isinstance(d, int) and d.is_dynamic for d in dims):
         raise StateError(f"cache input {name} is {shape}, wanted the cells as its only dynamic dim")
     return tuple(d if isinstance(d, int) else int(d.get_length()) for d in dims)
-
-
-def _zeros(port: Any, shape: tuple[int, ...]) -> Tensor:
-    tensor = Tensor(port.get_element_type(), list(shape))
-    tensor.data[...] = 0
-    return tensor
