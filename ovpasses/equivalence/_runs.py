@@ -10,9 +10,10 @@ from openvino import CompiledModel, Model, Tensor
 
 from ovpasses.equivalence._canonical import tensor_names
 from ovpasses.equivalence._inputs import Inputs
-from ovpasses.equivalence._states import GraphStates, Values
+from ovpasses.equivalence._states import GraphStates
 from ovpasses.errors import one_line
 from ovpasses.runtime import compile_model
+from ovpasses.runtime.states import Values
 
 # What plugins choose on their own must not pass for a difference between the graphs.
 EXACT = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}

@@ -6,23 +6,23 @@ import numpy as np
 
 from ovpasses.equivalence._inputs import Inputs
 from ovpasses.equivalence._runs import EXACT, Outcome
-from ovpasses.equivalence._states import Values, session_states, slot_states
+from ovpasses.equivalence._states import session_states, slot_states
 from ovpasses.errors import DeviceError, StateError
 from ovpasses.importers import ImportedModel
 from ovpasses.passes import LowerGatedDeltaNet
 from ovpasses.runtime import ChunkedSession, Session, SlotSessions, compile_model
 from ovpasses.runtime.external_cache import default_cells
+from ovpasses.runtime.inputs import TOKEN_INPUTS
 from ovpasses.runtime.slot_sessions import Slot
 from ovpasses.runtime.slot_stage import takes_batches
-
-TOKEN_ROLES = ("inp_tokens", "input_ids")
+from ovpasses.runtime.states import Values
 
 
 def is_language_model(imported: ImportedModel) -> bool:
     """True when a session can make its inputs: it takes tokens, of a vocabulary that is known."""
     roles = imported.info.roles
     names = [name for port in imported.model.inputs for name in port.get_names()]
-    return imported.info.n_vocab is not None and any(roles.get(n, n) in TOKEN_ROLES for n in names)
+    return imported.info.n_vocab is not None and any(roles.get(n, n) in TOKEN_INPUTS for n in names)
 
 
 class SessionRun:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
-
 import numpy as np
 from openvino import CompiledModel, InferRequest
 
@@ -12,9 +10,7 @@ from ovpasses.ggml_names import CACHE_NAME
 from ovpasses.runtime.request_states import RequestStates
 from ovpasses.runtime.resumable import Resumable
 from ovpasses.runtime.slot_sessions import Slot
-from ovpasses.runtime.states import StateInfo
-
-Values = dict[str, np.ndarray]
+from ovpasses.runtime.states import StateInfo, Values, rows_first
 
 # Kinds of caches that hold a row per token.
 _ROWS = ("key", "value")
@@ -23,14 +19,6 @@ _ROWS = ("key", "value")
 def meaning(info: StateInfo, suffix: str = "") -> str:
     """What a state is called in any form of its model."""
     return (f"{info.kind} of layer {info.layer}" if info.layer is not None else info.label) + suffix
-
-
-def rows_first(value: np.ndarray, axis: int | None) -> np.ndarray:
-    """``[tokens, the rest]`` with the sequence on ``axis``; flat when there is none."""
-    if axis is None:
-        return value.reshape(-1)
-    moved = np.moveaxis(value, axis, 0)
-    return moved.reshape(moved.shape[0], prod(moved.shape[1:]))
 
 
 def session_states(session: Resumable, suffix: str = "") -> Values:

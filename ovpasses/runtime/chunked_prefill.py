@@ -12,15 +12,18 @@ from ovpasses.importers import ImportedModel
 from ovpasses.importers.graph_info import RECURRENT, GraphInfo
 from ovpasses.runtime.cell_states import CellStates
 from ovpasses.runtime.fingerprint import fingerprint_of
-from ovpasses.runtime.inputs import MAKERS, ROW_INPUTS, Step
-from ovpasses.runtime.ports import check_inputs, checked_ids, input_tensor, last_dim, logits_port, run_in_pieces
+from ovpasses.runtime.inputs import MAKERS, MASK_INPUTS, POSITION_INPUTS, ROW_INPUTS, TOKEN_INPUTS, VALID_INPUT, Step
+from ovpasses.runtime.ports import (
+    check_inputs,
+    checked_ids,
+    input_tensor,
+    last_dim,
+    logits_port,
+    read_logits,
+    run_in_pieces,
+)
 from ovpasses.runtime.resumable import Resumable
 from ovpasses.runtime.shared_caches import SharedCaches, carried_ports
-
-TOKEN_INPUTS = ("inp_tokens", "input_ids")
-POSITION_INPUTS = ("inp_pos", "position_ids")
-MASK_INPUTS = ("self_kq_mask", "self_kq_mask_swa")
-VALID_INPUT = "chunk_valid_len"
 
 
 class ChunkedSession(Resumable):
@@ -74,17 +77,13 @@ class ChunkedSession(Resumable):
             )
         self._caches = SharedCaches(self._prefill.carried, self._decode.carried)
         states = CellStates(prefill, self._caches.arrays, self._prefill.cells, info)
-        super().__init__(states, info, rotation, _fingerprint(prefill, decode, model), checkpoints)
+        weights = _fingerprint(prefill, decode, model)
+        super().__init__(states, info, self._prefill.cells, rotation, weights, checkpoints)
 
     @property
     def chunk(self) -> int:
         """Tokens of one prefill inference."""
         return self._prefill.tokens
-
-    @property
-    def capacity(self) -> int | None:
-        known = [n for n in (self._prefill.cells, self.info.context_length) if n is not None]
-        return min(known, default=None)
 
     def state(self, name: str) -> np.ndarray:
         """A copy of a cache or recurrent state by its input name (``cache_k_l0``: only ``position`` cells count).
@@ -230,6 +229,5 @@ class _Stage:
         filled = np.concatenate([rows, np.full(self.rows - rows.size, rows[-1])])
         step = Step(tokens, start, filled, self.planes, window, real, self.cells, given)
         self.request.infer({n: input_tensor(n, MAKERS[self._roles[n]](step), p) for n, p in self._made.items()})
-        output = np.array(self.request.get_tensor(self._logits).data, dtype=np.float32)
-        logits: np.ndarray = output.reshape(-1, output.shape[-1])
+        logits = read_logits(self.request, self._logits)
         return logits[: rows.size] if self._row_count else logits[rows]

@@ -10,7 +10,7 @@ import numpy as np
 
 from ovpasses.errors import StateError
 from ovpasses.importers.graph_info import GraphInfo
-from ovpasses.runtime.states import StateInfo, StateStore, Values
+from ovpasses.runtime.states import StateInfo, StateStore, Values, rows_first
 
 # ggml's name for each kind of state. It keeps a delta net's state with the value dim first; so do graphs made from
 # it, which transpose the state where they use it.
@@ -31,10 +31,8 @@ def to_ggml_rows(states: StateStore, values: Values, position: int) -> dict[str,
     found = {}
     for name, info in _ggml_names(states).items():
         value = values[info.name]
-        if info.grows:
-            value = np.moveaxis(value, states.axis(info, value.shape, position), 0)
-            value = value.reshape(position, prod(value.shape[1:]))
-        found[name] = np.ascontiguousarray(value if info.grows else value.reshape(-1))
+        axis = states.axis(info, value.shape, position) if info.grows else None
+        found[name] = np.ascontiguousarray(rows_first(value, axis))
     return found
 
 

@@ -7,6 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+# Roles, in ggml's names and in those of optimum exports.
+TOKEN_INPUTS = ("inp_tokens", "input_ids")
+POSITION_INPUTS = ("inp_pos", "position_ids")
+MASK_INPUTS = ("self_kq_mask", "self_kq_mask_swa")
+VALID_INPUT = "chunk_valid_len"
 ROW_INPUTS = ("inp_out_ids", "out_ids")
 
 

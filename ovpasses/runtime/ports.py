@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
-from openvino import CompiledModel, Tensor
+from openvino import CompiledModel, InferRequest, Tensor
 from openvino import Type as ElementType
 
 from ovpasses.errors import StateError
@@ -87,6 +87,12 @@ def input_tensor(name: str, value: np.ndarray, port: Any) -> Tensor:
     rank = port.get_partial_shape().rank.get_length()
     shape = (1,) * (rank - value.ndim) + value.shape
     return Tensor(np.ascontiguousarray(value.astype(element.to_dtype()).reshape(shape)))
+
+
+def read_logits(request: InferRequest, port: Any) -> np.ndarray:
+    """A copy of the logits of the last inference, f32 ``[rows, vocab]``."""
+    output = np.array(request.get_tensor(port).data, dtype=np.float32)
+    return output.reshape(-1, output.shape[-1])
 
 
 def check_inputs(

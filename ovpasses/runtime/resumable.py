@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -16,12 +15,13 @@ from ovpasses.runtime.state_keeper import StateKeeper, checked_rotation
 from ovpasses.runtime.states import StateStore, Values
 
 
-class Resumable(ABC):
+class Resumable:
     """A session whose states can be cut back, copied, saved and restored, wherever they are kept.
 
     Args:
         states: all of them, at position 0.
         info: of the model.
+        cells: tokens that the caches hold; None when they are inside the model, or it does not say.
         rotation: sizes of the rotation of keys and of values.
         fingerprint: of the weights, None when not known.
         checkpoints: how many of the newest checkpoints to keep for :meth:`trim`.
@@ -34,11 +34,13 @@ class Resumable(ABC):
         self,
         states: StateStore,
         info: GraphInfo,
+        cells: int | None,
         rotation: tuple[int, int],
         fingerprint: str | None,
         checkpoints: int,
     ) -> None:
         self.info = info
+        self._cells = cells
         self._keeper = StateKeeper(states, info, checked_rotation(rotation), fingerprint)
         self._checkpoints = Checkpoints(checkpoints)
         self._position = 0
@@ -50,9 +52,9 @@ class Resumable(ABC):
         return self._position
 
     @property
-    @abstractmethod
     def capacity(self) -> int | None:
         """Positions there are, in tokens: cells of the caches or the model's context; None without a limit."""
+        return min((n for n in (self._cells, self.info.context_length) if n is not None), default=None)
 
     def reset(self) -> None:
         """Forget everything: the next token is at position 0 again. Other sequences of the same caches go on."""

@@ -16,7 +16,7 @@ from ovpasses.runtime.cell_states import CellStates
 from ovpasses.runtime.external_cache import SLOT_KINDS, ExternalCache, default_cells
 from ovpasses.runtime.fingerprint import fingerprint_of
 from ovpasses.runtime.inputs import MAKERS, ROW_INPUTS, Step
-from ovpasses.runtime.ports import check_inputs, checked_ids, input_tensor, logits_port, run_in_pieces
+from ovpasses.runtime.ports import check_inputs, checked_ids, input_tensor, logits_port, read_logits, run_in_pieces
 from ovpasses.runtime.request_states import RequestStates
 from ovpasses.runtime.resumable import Resumable
 from ovpasses.runtime.states import StateStore
@@ -78,17 +78,14 @@ class Session(Resumable):
         self._logits = logits_port(compiled, info)
         self._picks_rows = any(role in ROW_INPUTS for role in self._roles.values())
         self._request = compiled.create_infer_request()
-        super().__init__(self._states(compiled), info, rotation, fingerprint_of(compiled, model), checkpoints)
+        cells_held = self._cache.cells if self._cache is not None else None
+        weights = fingerprint_of(compiled, model)
+        super().__init__(self._states(compiled), info, cells_held, rotation, weights, checkpoints)
 
     @property
     def sequences(self) -> int:
         """How many sequences the caches outside the model hold; 1 when they are inside."""
         return self._cache.sequences if self._cache is not None else 1
-
-    @property
-    def capacity(self) -> int | None:
-        known = [n for n in (self._cache.cells if self._cache else None, self.info.context_length) if n is not None]
-        return min(known, default=None)
 
     def _states(self, compiled: CompiledModel) -> StateStore:
         """Of the model, or of its caches outside; only running goes with both."""
@@ -182,8 +179,7 @@ class Session(Resumable):
         if self._cache is not None:
             self._cache.take(self._request)
         self._position += ids.size
-        output = np.array(self._request.get_tensor(self._logits).data, dtype=np.float32)
-        logits = output.reshape(-1, output.shape[-1])
+        logits = read_logits(self._request, self._logits)
         return logits if self._picks_rows else logits[rows]
 
 

@@ -10,11 +10,21 @@ from openvino import CompiledModel, Tensor
 
 from ovpasses.errors import StateError
 from ovpasses.importers.graph_info import RECURRENT, GraphInfo
-from ovpasses.runtime.inputs import MAKERS, ROW_INPUTS, Step, causal_mask, positions
-from ovpasses.runtime.ports import check_inputs, input_tensor, last_dim, logits_port
+from ovpasses.runtime.inputs import (
+    MAKERS,
+    MASK_INPUTS,
+    POSITION_INPUTS,
+    ROW_INPUTS,
+    TOKEN_INPUTS,
+    VALID_INPUT,
+    Step,
+    causal_mask,
+    positions,
+)
+from ovpasses.runtime.ports import check_inputs, input_tensor, last_dim, logits_port, read_logits
 from ovpasses.runtime.shared_caches import carried_ports
 
-LIST_ROLE, SLOTS_ROLE, TOKENS_ROLE, VALID_ROLE = "seq_active", "rs_s_copy", "inp_tokens", "chunk_valid_len"
+LIST_ROLE, SLOTS_ROLE, TOKENS_ROLE = "seq_active", "rs_s_copy", TOKEN_INPUTS[0]  # of llama.cpp's dumps only
 
 
 @dataclass(frozen=True)
@@ -48,10 +58,10 @@ class Batch:
         if role in ROW_INPUTS:
             return rows
         each = [self._of(role, step) for step in self.steps]
-        if role in ("inp_pos", "position_ids"):
+        if role in POSITION_INPUTS:
             planes = [one.reshape(self.steps[0].planes, -1) for one in each]
             return np.concatenate(planes, axis=1).reshape(-1)
-        if role in ("self_kq_mask", "self_kq_mask_swa"):
+        if role in MASK_INPUTS:
             return np.stack(each)[:, None]
         if role == "attention_size":
             return np.array([self.cells])
@@ -107,7 +117,7 @@ class SlotStage:
         chosen = next((by_role[role] for role in ROW_INPUTS if role in by_role), None)
         self.rows = None if chosen is None else last_dim(chosen)
         self._picks_rows = chosen is not None
-        self.knows_padding = VALID_ROLE in by_role or all(layer.kind != RECURRENT for layer in info.layers)
+        self.knows_padding = VALID_INPUT in by_role or all(layer.kind != RECURRENT for layer in info.layers)
         self._logits = logits_port(compiled, info)
         self.request = compiled.create_infer_request()
 
@@ -115,8 +125,7 @@ class SlotStage:
         """Run a batch; the logits of its ``rows``, f32 ``[R, vocab]``, no more than the model gives."""
         filled = rows if self.rows is None else np.concatenate([rows, np.full(self.rows - rows.size, rows[-1])])
         self.request.infer({name: self._input(name, batch, filled) for name in self._ports})
-        output = np.array(self.request.get_tensor(self._logits).data, dtype=np.float32)
-        logits: np.ndarray = output.reshape(-1, output.shape[-1])
+        logits = read_logits(self.request, self._logits)
         return logits[: rows.size] if self._picks_rows else logits[rows]
 
     def _input(self, name: str, batch: Batch, rows: np.ndarray) -> Tensor:

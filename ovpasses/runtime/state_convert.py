@@ -8,9 +8,7 @@ import numpy as np
 
 from ovpasses.errors import StateError
 from ovpasses.runtime.state_header import StateHeader
-from ovpasses.runtime.states import Values
-
-_TYPES = {"f16": np.float16, "f32": np.float32}
+from ovpasses.runtime.states import EXACT_TYPES, Values
 
 
 def converted_header(saved: StateHeader, wanted: StateHeader) -> StateHeader:
@@ -32,10 +30,10 @@ def convert_values(header: StateHeader, values: Values, where: str) -> None:
     """
     for state in header.states:
         value = values.get(state.name)
-        if value is None or value.dtype == _TYPES[state.dtype]:
+        if value is None or value.dtype == EXACT_TYPES[state.dtype]:
             continue
         with np.errstate(over="ignore"):
-            made = value.astype(_TYPES[state.dtype])
+            made = value.astype(EXACT_TYPES[state.dtype])
         if np.isfinite(value).all() and not np.isfinite(made).all():
             raise StateError(f"{where}: {state.label} holds values that {state.dtype} cannot hold")
         values[state.name] = made

@@ -22,14 +22,13 @@ from ovpasses.errors import StateError, one_line
 from ovpasses.runtime.chunk_digest import ChunkDigest, chunks
 from ovpasses.runtime.replaced_file import replacing
 from ovpasses.runtime.state_header import StateHeader
-from ovpasses.runtime.states import Values
+from ovpasses.runtime.states import EXACT_TYPES, Values
 from ovpasses.runtime.tensor_table import MOST_BYTES, TensorPlace, header_bytes, places, read_header, shown, strict_json
 
 FORMAT, VERSION = "ovpasses-state", "2"
 
 _BLANK = "0" * 64
 _TOKENS = "tokens"
-_TYPES: dict[str, np.dtype[Any]] = {"f16": np.dtype(np.float16), "f32": np.dtype(np.float32)}
 
 
 @dataclass(frozen=True)
@@ -101,10 +100,10 @@ def _described(header: StateHeader, tokens: bool) -> dict[str, tuple[np.dtype[An
     if tokens:
         found[_TOKENS] = (np.dtype(np.int64), (header.position,))
     if header.position:
-        found |= {f"state.{state.name}": (_TYPES[state.dtype], tuple(state.shape)) for state in header.states}
+        found |= {f"state.{state.name}": (EXACT_TYPES[state.dtype], tuple(state.shape)) for state in header.states}
     for position in header.checkpoints:
         for state in header.recurrent if position else ():
-            found[f"checkpoint.{position}.{state.name}"] = (_TYPES[state.dtype], tuple(state.shape))
+            found[f"checkpoint.{position}.{state.name}"] = (EXACT_TYPES[state.dtype], tuple(state.shape))
     return found
 
 

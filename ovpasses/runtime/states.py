@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import prod
+from typing import Any
 
 import numpy as np
 from openvino import CompiledModel
@@ -13,7 +15,7 @@ from ovpasses.errors import StateError
 from ovpasses.ggml_names import CACHE_NAME, PAST_NAME
 
 # Types whose bytes go out of a state and back in as they are.
-EXACT_TYPES = ("f16", "f32")
+EXACT_TYPES: dict[str, np.dtype[Any]] = {"f16": np.dtype(np.float16), "f32": np.dtype(np.float32)}
 
 KINDS = {
     "cache_k": "key",
@@ -25,6 +27,14 @@ KINDS = {
 }
 
 Values = dict[str, np.ndarray]
+
+
+def rows_first(value: np.ndarray, axis: int | None) -> np.ndarray:
+    """``[tokens, the rest]`` of a state with its sequence on ``axis``; flat when it has none."""
+    if axis is None:
+        return value.reshape(-1)
+    moved = np.moveaxis(value, axis, 0)
+    return moved.reshape(moved.shape[0], prod(moved.shape[1:]))
 
 
 @dataclass

@@ -316,8 +316,8 @@ def test_what_runs_in_one_model_alone_differs() -> None:
     feed(state(broken.model, "cache_v_l0").read, 0, np.zeros((1, 3, 1, 16), np.float16))
     report = compare_numbers(broken, original)
     assert not report.equivalent
-    # OpenVINO 2026.4 does not run it, 2024.6 gives a state of 8 rows.
-    assert "after step 1 a (stateful-prerelayout/model.xml), and it alone: " in report.summary
+    # OpenVINO 2026.4 does not run it, 2024.6 gives a state of 8 rows, and logits that are at times not finite.
+    assert any("after step 1 a (stateful-prerelayout/model.xml), and it alone: " in line for line in report.differences)
     with pytest.raises(CheckError, match="neither a"):
         compare_numbers(broken, broken)
 
