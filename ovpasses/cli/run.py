@@ -120,10 +120,10 @@ class _Before:
 
 def _read_before(path: Path) -> _Before:
     """Before anything is compiled, so that a file that cannot be read is refused at once."""
-    from ovpasses.runtime.state_file import read_state_file
+    from ovpasses.runtime.state_file import open_state_file
 
-    saved = read_state_file(path)
-    return _Before(saved.header.position, saved.tokens)
+    with open_state_file(path) as file:
+        return _Before(file.header.position, file.tokens())
 
 
 def _print_plan(plan: RunPlan, as_json: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 from openvino import CompiledModel
@@ -60,12 +60,11 @@ class CellStates(StateStore):
     def _view(self, name: str, position: int) -> np.ndarray:
         return self._rows(name, self._laid_out(self.infos[name], self._arrays()[name]), slice(position))
 
-    def write(self, value_of: Callable[[str], np.ndarray] | None, position: int) -> None:
-        if value_of is None:
-            self.clear()
-            return
+    def write(self, values: Iterable[tuple[str, np.ndarray]]) -> None:
+        gathered = dict(values)  # all of them, since here nothing can be taken back
+        self.changes += 1
         for name, array in self._now().items():
-            info, value = self.infos[name], value_of(name)
+            info, value = self.infos[name], gathered.pop(name)
             count = value.shape[self.axis(info, value.shape, 0)] if info.grows else 0
             self._rows(name, array, slice(count))[...] = value
             if info.grows:
@@ -73,11 +72,13 @@ class CellStates(StateStore):
 
     def cut(self, n: int, position: int, recurrent: Mapping[str, np.ndarray]) -> None:
         """Of what grows nothing is to be done: masks hide the cells after ``n``, and the next tokens overwrite them."""
+        self.changes += 1
         for name, array in self._arrays().items():
             if not self.infos[name].grows:
                 array[...] = recurrent[name]
 
     def clear(self) -> None:
+        self.changes += 1
         for array in self._arrays().values():
             array[...] = 0
 

@@ -149,7 +149,7 @@ class ChunkedSession(Resumable):
 
     def _infer(self, stage: _Stage, ids: np.ndarray, all_logits: bool, given: np.ndarray | None) -> np.ndarray:
         if self._failed:
-            raise StateError("an earlier inference of this session failed half way; reset it")
+            raise StateError("an earlier inference of this session failed or was interrupted; reset it")
         padded = np.concatenate([ids, np.full(stage.tokens - ids.size, self._pad)])
         wanted = np.arange(ids.size) if all_logits else np.array([ids.size - 1])
         groups = np.array_split(wanted, np.arange(stage.rows, wanted.size, stage.rows))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -11,13 +11,13 @@ import numpy as np
 from openvino import CompiledModel, InferRequest, Tensor
 from openvino import Type as ElementType
 
-from ovpasses.errors import DeviceError, StateError, one_line
+from ovpasses.errors import StateError, one_line
 from ovpasses.runtime.state_types import type_name
-from ovpasses.runtime.states import StateInfo, StateStore, Values
+from ovpasses.runtime.states import StateInfo, StateStore
 
 
 class RequestStates(StateStore):
-    """All states of one infer request, which has run nothing yet.
+    """All states of an infer request, which has run nothing yet.
 
     A state without tokens is empty along its sequence axis and nowhere else, whatever its number of heads: so that
     axis is read off it once, at position 0, where it cannot be taken for another.
@@ -25,11 +25,15 @@ class RequestStates(StateStore):
     Args:
         compiled: the compiled model.
         request: a new infer request of it.
+
+    Attributes:
+        request: the one whose states these are; another one when they have been set.
     """
 
     def __init__(self, compiled: CompiledModel, request: InferRequest) -> None:
         self.compiled = compiled
-        self._request = request
+        self.request = request
+        self._copies_values = _copies_values(compiled)
         self.infos: dict[str, StateInfo] = {}
         self._handles: dict[str, Any] = {}
         self._empty: dict[str, tuple[int, ...]] = {}
@@ -57,48 +61,44 @@ class RequestStates(StateStore):
             return super()._shape(name, position)
         return tuple(position if d == info.axes[0] else n for d, n in enumerate(empty))  # costs no copy
 
-    def write(self, value_of: Callable[[str], np.ndarray] | None, position: int) -> None:
-        before: Values = {}
+    def write(self, values: Iterable[tuple[str, np.ndarray]]) -> None:
+        """As :meth:`StateStore.write`: into a new request, which then takes the place of the one that there is."""
         try:
-            if value_of is None:
-                self._request.reset_state()
-            else:
-                self._set_all(value_of, before, position)
-        except BaseException as error:  # an interrupt must not leave some of them set either
-            self._go_back(before, position, one_line(error))
-            if not isinstance(error, RuntimeError | MemoryError):
-                raise
-            raise StateError(f"the device refuses to set its states: {one_line(error)}") from error
-
-    def _set_all(self, value_of: Callable[[str], np.ndarray], before: Values, position: int) -> None:
-        """Set one state after the other; what each held is kept, so that there never is more than one copy of all."""
-        for name, handle in self._handles.items():
-            if position:
-                before[name] = np.array(handle.state.data)
-            _set(handle, value_of(name))
-
-    def _go_back(self, before: Values, position: int, reason: str) -> None:
-        try:
-            if not position:
-                self._request.reset_state()
-            for name, value in before.items():
-                _set(self._handles[name], value)
+            request = self.compiled.create_infer_request()
+            handles = {state.name: state for state in request.query_state()}
+            for name, value in values:
+                self._set(handles[name], value)
         except (RuntimeError, MemoryError) as error:
-            raise DeviceError(f"the device took some states and not others: {reason}; reset the session") from error
+            raise StateError(f"the device refuses to set its states: {one_line(error)}") from error
+        self.changes += 1
+        self.request, self._handles = request, handles
+
+    def _set(self, handle: Any, value: np.ndarray) -> None:
+        """A CPU copies the value, but keeps its tensor (intel_cpu/src/memory_state.cpp) and never reads that again.
+
+        So there it is lent one, or all states would take twice their memory.
+        """
+        whole = np.ascontiguousarray(value)
+        if self._copies_values and whole.size:
+            handle.state = Tensor(whole, shared_memory=True)
+            return
+        tensor = Tensor(ElementType(whole.dtype), whole.shape)
+        tensor.data[...] = whole
+        handle.state = tensor
 
     def cut(self, n: int, position: int, recurrent: Mapping[str, np.ndarray]) -> None:
-        def kept(name: str) -> np.ndarray:
-            info = self.infos[name]
+        def kept(info: StateInfo) -> np.ndarray:
             if not info.grows:
-                return recurrent[name]
-            value = self.view(name, position)
+                return recurrent[info.name]
+            value = self.view(info.name, position)
             return value[(slice(None),) * self.axis(info, value.shape, position) + (slice(n),)]
 
         self.check_exact()
-        self.write(kept, position)
+        self.write((name, kept(info)) for name, info in self.infos.items())
 
     def clear(self) -> None:
-        self._request.reset_state()
+        self.changes += 1
+        self.request.reset_state()
 
     def check_exact(self) -> None:
         super().check_exact()
@@ -116,10 +116,11 @@ class RequestStates(StateStore):
             )
 
 
-def _set(handle: Any, value: np.ndarray) -> None:
-    tensor = Tensor(ElementType(value.dtype), value.shape)
-    tensor.data[...] = value
-    handle.state = tensor
+def _copies_values(compiled: CompiledModel) -> bool:
+    """Whether a state that is set holds a copy, so that the memory of the value may go; known of CPUs only."""
+    with suppress(RuntimeError):  # not every device tells
+        return list(compiled.get_property("EXECUTION_DEVICES")) == ["CPU"]
+    return False
 
 
 def held_types(compiled: CompiledModel) -> Counter[str]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from ovpasses.errors import DeviceError, StateError
+from ovpasses.errors import StateError
 from ovpasses.importers.graph_info import GraphInfo
 from ovpasses.runtime.checkpoints import Checkpoint, Checkpoints
 from ovpasses.runtime.ggml_rows import from_ggml_rows, to_ggml_rows
@@ -58,6 +58,7 @@ class Resumable:
 
     def reset(self) -> None:
         """Forget everything: the next token is at position 0 again. Other sequences of the same caches go on."""
+        self._failed = True
         self._keeper.states.clear()
         self._checkpoints.clear()
         self._position = 0
@@ -92,10 +93,7 @@ class Resumable:
             to, recurrent = kept.position, kept.recurrent
         else:
             self._keeper.check_cut(to, self._position)
-        if to:
-            self._change(lambda: states.cut(to, self._position, recurrent), to)
-        else:
-            self._change(lambda: states.write(None, self._position), 0)
+        self._change(lambda: states.cut(to, self._position, recurrent) if to else states.clear(), to)
         self._checkpoints.went_back(to)
         return self._position
 
@@ -154,14 +152,14 @@ class Resumable:
         self._check_known("restore")
         if isinstance(source, Checkpoint):
             values = self._keeper.of_checkpoint(source)
-            self._take(values.__getitem__, source.position, "the checkpoint")
+            self._take(values.items(), source.position, "the checkpoint")
             if self._keeper.states.recurrent:
                 self._checkpoints.restored(source.position, self._recurrent(values))
             return self._position
-        values, position, kept = self._keeper.of_file(source, self._position, self.capacity, convert=convert)
-        self._take(values.pop, position, str(source))  # as it is set, so that the memory of the file's copy goes
+        with self._keeper.opened(source, self._position, convert=convert) as file:
+            self._take(file.values(), file.position, str(source))
         self._checkpoints.clear()
-        for at, recurrent in kept.items():
+        for at, recurrent in file.checkpoints.items():
             self._checkpoints.add(at, recurrent)
         return self._position
 
@@ -190,7 +188,7 @@ class Resumable:
             raise StateError(f"cannot seed: the session stands at position {self._position}, wanted 0; reset it first")
         now = self._keeper.states.read(0)
         values, count = from_ggml_rows(rows, self._keeper.states, now, self.info, position)
-        self._take(values.__getitem__, count, "the rows")
+        self._take(values.items(), count, "the rows")
         return self._position
 
     def rows(self) -> dict[str, np.ndarray]:
@@ -202,22 +200,30 @@ class Resumable:
         self._check_known("read rows")
         return to_ggml_rows(self._keeper.states, self._keeper.states.read(self._position), self._position)
 
-    def _take(self, value_of: Callable[[str], np.ndarray], position: int, where: str) -> None:
-        """Set all states; at position 0 they are those of a new session."""
+    def _take(self, values: Iterable[tuple[str, np.ndarray]], position: int, where: str) -> None:
+        """Set all states; at position 0 they are those of a new session, of which no values are needed."""
         if self.capacity is not None and position > self.capacity:
             raise StateError(f"{where}: is at position {position}, the context has {self.capacity} tokens")
         states = self._keeper.states
-        self._change(lambda: states.write(value_of if position else None, self._position), position)
+        if position:
+            self._change(lambda: states.write(values), position)
+            return
+        for _ in values:  # a file is read to its end, to find out whether it is whole
+            pass
+        self._change(states.clear, 0)
 
     def _change(self, change: Callable[[], None], position: int) -> None:
+        before = self._keeper.states.changes
+        self._failed = True  # until the position goes with the states again, whatever interrupts it
         try:
             change()
-        except DeviceError:
-            self._failed = True
+        except BaseException:
+            self._failed = self._keeper.states.changes != before
             raise
         self._position = position
+        self._failed = False
 
     def _check_known(self, what: str) -> None:
         """Refuse what needs states that are known."""
         if self._failed:
-            raise StateError(f"cannot {what}: an earlier inference failed half way, states are not known; reset it")
+            raise StateError(f"cannot {what}: an earlier inference or change failed or was interrupted; reset it")

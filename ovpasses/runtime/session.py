@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from openvino import CompiledModel, Model, Tensor
+from openvino import CompiledModel, InferRequest, Model, Tensor
 
 from ovpasses.errors import DeviceError, StateError, one_line
 from ovpasses.ggml_names import CACHE_NAME
@@ -68,16 +68,14 @@ class Session(Resumable):
         self._roles = {name: info.roles.get(name, name) for name in self._ports}
         caches = _cache_inputs(self._ports, self._roles)
         check_inputs(self._ports, self._roles, caches, info)
-        self._cache = (
-            ExternalCache(compiled, caches, cells or default_cells(info)) if caches and beside is None else None
-        )
-        self._cache = beside._cache if beside is not None else self._cache
+        own = _opened_caches(compiled, caches, cells, info) if beside is None else None
+        self._cache: ExternalCache | None = own if beside is None else beside._cache
         if not 0 <= slot < self.sequences:
             raise StateError(f"slot is {slot}, but the caches hold {self.sequences} sequence(s)")
         self._slot = slot
         self._logits = logits_port(compiled, info)
         self._picks_rows = any(role in ROW_INPUTS for role in self._roles.values())
-        self._request = compiled.create_infer_request()
+        self._inside = RequestStates(compiled, compiled.create_infer_request())
         cells_held = self._cache.cells if self._cache is not None else None
         weights = fingerprint_of(compiled, model)
         super().__init__(self._states(compiled), info, cells_held, rotation, weights, checkpoints)
@@ -89,14 +87,18 @@ class Session(Resumable):
 
     def _states(self, compiled: CompiledModel) -> StateStore:
         """Of the model, or of its caches outside; only running goes with both."""
-        cache, inside = self._cache, RequestStates(compiled, self._request)
-        self._mixed = cache is not None and bool(inside.infos)
+        cache = self._cache
+        self._mixed = cache is not None and bool(self._inside.infos)
         if cache is None:
-            return inside
+            return self._inside
         return CellStates(compiled, lambda: cache.views(self._slot), cache.cells, self.info)
 
+    @property
+    def _request(self) -> InferRequest:
+        return self._inside.request
+
     def reset(self) -> None:
-        self._request.reset_state()
+        self._inside.clear()
         super().reset()
 
     def _check_known(self, what: str) -> None:
@@ -145,11 +147,11 @@ class Session(Resumable):
 
     def _run(self, feed: dict[str, Tensor]) -> None:
         if self._failed:
-            raise StateError("an earlier inference of this session failed half way, its states are not known; reset it")
+            raise StateError("an earlier inference of this session failed or was interrupted; reset it")
+        self._failed = True  # also when an interrupt comes between the states' step and that of the position
         try:
             self._request.infer(feed)
         except RuntimeError as error:
-            self._failed = True
             raise DeviceError(f"inference failed at position {self._position}: {one_line(error)}") from error
 
     def _checked(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -179,8 +181,15 @@ class Session(Resumable):
         if self._cache is not None:
             self._cache.take(self._request)
         self._position += ids.size
+        self._failed = False
         logits = read_logits(self._request, self._logits)
         return logits if self._picks_rows else logits[rows]
+
+
+def _opened_caches(
+    compiled: CompiledModel, caches: dict[str, Any], cells: int | None, info: GraphInfo
+) -> ExternalCache | None:
+    return ExternalCache(compiled, caches, cells or default_cells(info)) if caches else None
 
 
 def _cache_inputs(ports: dict[str, Any], roles: dict[str, str]) -> dict[str, Any]:

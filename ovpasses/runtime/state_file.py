@@ -1,12 +1,12 @@
 """Saved states: one .safetensors file that says what a session must be to take them.
 
-The header holds the digest of every tensor, and its own checksum: with zeros in the place of that, its SHA-256. So a
-header is checked before anything that it says is believed, and a file larger than it should be is never read.
+The header holds the digest of every tensor, XXH3's of 128 bits, and its own checksum: with zeros in the place of that,
+the digest of the header. So a header is checked before anything that it says is believed, and a file larger than it
+should be is never read. Digests find damage; who can write the file can write them too.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import stat
@@ -17,18 +17,20 @@ from io import FileIO
 from typing import Any
 
 import numpy as np
+from xxhash import xxh3_128, xxh3_128_hexdigest
 
 from ovpasses.errors import StateError, one_line
-from ovpasses.runtime.chunk_digest import ChunkDigest, chunks
+from ovpasses.runtime.background_flush import BackgroundFlush
 from ovpasses.runtime.replaced_file import replacing
 from ovpasses.runtime.state_header import StateHeader
 from ovpasses.runtime.states import EXACT_TYPES, Values
 from ovpasses.runtime.tensor_table import MOST_BYTES, TensorPlace, header_bytes, places, read_header, shown, strict_json
 
-FORMAT, VERSION = "ovpasses-state", "2"
+FORMAT, VERSION = "ovpasses-state", "3"
 
-_BLANK = "0" * 64
-_TOKENS = "tokens"
+_BLANK = "0" * 32
+TOKENS = "tokens"
+_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -50,13 +52,19 @@ class SavedState:
 
     def tensor(self, name: str) -> np.ndarray:
         """A tensor by its name in the file."""
-        if name == _TOKENS and self.tokens is not None:
+        if name == TOKENS and self.tokens is not None:
             return self.tokens
-        kind, _, rest = name.partition(".")
-        if kind == "state":
-            return self.values[rest]
-        position, _, state = rest.partition(".")
-        return self.checkpoints[int(position)][state]
+        at, state = state_of(name)
+        return self.values[state] if at is None else self.checkpoints[at][state]
+
+
+def state_of(name: str) -> tuple[int | None, str]:
+    """The state that a tensor of a file is, and the position of the checkpoint that it is of, None for none."""
+    kind, _, rest = name.partition(".")
+    if kind == "state":
+        return None, rest
+    position, _, state = rest.partition(".")
+    return int(position), state
 
 
 def write_state_file(path: str | os.PathLike[str], saved: SavedState) -> None:
@@ -70,26 +78,28 @@ def write_state_file(path: str | os.PathLike[str], saved: SavedState) -> None:
         StateError: the file cannot be written, or a value is none of the header; what was there before is unchanged.
     """
     tensors = places((name, *kind) for name, kind in _described(saved.header, saved.tokens is not None).items())
-    digests = {place.name: _BLANK for place in tensors}
-    room = len(_signed(saved.header, tensors, digests))
+    room = len(_signed(saved.header, tensors, {place.name: _BLANK for place in tensors}))
+    digests = {}
     if room > MOST_BYTES:
         raise StateError(f"{path}: cannot be written: its header has {room} bytes, at most {MOST_BYTES} can be read")
     try:
-        with replacing(path) as file, ChunkDigest() as digest:
+        size = room + (tensors[-1].end if tensors else 0)
+        with replacing(path) as file, BackgroundFlush(file, size) as flushed:
             file.seek(room)
             for place in tensors:
                 value = np.asarray(saved.tensor(place.name), order="C")
                 if (value.shape, value.dtype) != (place.shape, place.dtype):
                     wanted = f"{place.dtype} {list(place.shape)}"
                     raise StateError(f"{path}: {place.name} is {value.dtype} {list(value.shape)}, wanted {wanted}")
-                if place.name == _TOKENS:
+                if place.name == TOKENS:
                     _check_tokens(path, value)
-                for chunk in chunks(value):
-                    digest.add(chunk)
-                    _write(file, chunk)
-                digests[place.name] = digest.digest()
+                digest = xxh3_128()
+                for chunk in _chunks(value):
+                    digest.update(chunk)
+                    flushed.write(chunk)
+                digests[place.name] = digest.hexdigest()
             file.seek(0)
-            _write(file, memoryview(_signed(saved.header, tensors, digests)))
+            flushed.write(memoryview(_signed(saved.header, tensors, digests)))
     except (OSError, ValueError, MemoryError, RuntimeError) as error:
         raise StateError(f"{path}: cannot be written: {_reason(error)}") from error
 
@@ -98,7 +108,7 @@ def _described(header: StateHeader, tokens: bool) -> dict[str, tuple[np.dtype[An
     """Type and shape of every tensor that a file with this header holds."""
     found: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
     if tokens:
-        found[_TOKENS] = (np.dtype(np.int64), (header.position,))
+        found[TOKENS] = (np.dtype(np.int64), (header.position,))
     if header.position:
         found |= {f"state.{state.name}": (EXACT_TYPES[state.dtype], tuple(state.shape)) for state in header.states}
     for position in header.checkpoints:
@@ -115,16 +125,11 @@ def _signed(header: StateHeader, tensors: list[TensorPlace], digests: Mapping[st
 
 
 def _sum(blank: bytes) -> str:
-    return hashlib.sha256(blank).hexdigest()
+    return xxh3_128_hexdigest(blank)
 
 
 def _reason(error: BaseException) -> str:
     return getattr(error, "strerror", None) or one_line(error)
-
-
-def _write(file: FileIO, data: memoryview) -> None:
-    while data:
-        data = data[file.write(data) :]
 
 
 class StateFile:
@@ -138,6 +143,7 @@ class StateFile:
         self._path = path
         self._file = file
         self.header, self._tensors, self._digests = _read_header(path, file)
+        self._begin = file.tell()
 
     def read(self) -> SavedState:
         """The states, every byte checked, each in memory of its own.
@@ -145,31 +151,49 @@ class StateFile:
         Raises:
             StateError: the file is damaged, or there is no memory for it.
         """
-        found: Values = {}
-        try:
-            with ChunkDigest() as digest:
-                for place in self._tensors:
-                    found[place.name] = self._read(place, digest)
-        except (OSError, MemoryError, RuntimeError) as error:
-            raise StateError(f"{self._path}: cannot be read: {_reason(error)}") from error
-        tokens = found.pop(_TOKENS, None)
-        if tokens is not None:
-            _check_tokens(self._path, tokens)
-        names = [state.name for state in self.header.states] if self.header.position else []
-        values = {name: found.pop(f"state.{name}") for name in names}
-        checkpoints = {
-            n: {state.name: found.pop(f"checkpoint.{n}.{state.name}") for state in self.header.recurrent if n}
-            for n in self.header.checkpoints
-        }
+        tokens = None
+        values: Values = {}
+        checkpoints: dict[int, Values] = {at: {} for at in self.header.checkpoints}
+        for name, value in self.tensors():
+            if name == TOKENS:
+                tokens = value
+                continue
+            at, state = state_of(name)
+            (values if at is None else checkpoints[at])[state] = value
         return SavedState(self.header, values, tokens, checkpoints)
 
-    def _read(self, place: TensorPlace, digest: ChunkDigest) -> np.ndarray:
-        value = np.empty(place.shape, place.dtype)
-        for chunk in chunks(value):
-            _fill(self._path, self._file, chunk)
-            digest.add(chunk)
-        if digest.digest() != self._digests[place.name]:
+    def tensors(self) -> Iterator[tuple[str, np.ndarray]]:
+        """Name and value of every tensor in the order of the file, each checked, and in memory of its own.
+
+        Raises:
+            StateError: as :meth:`read`, when the tensor is asked for; some may have been given by then.
+        """
+        for place in self._tensors:
+            yield place.name, self._read(place)
+
+    def tokens(self) -> np.ndarray | None:
+        """The token ids that were run, int64 ``[position]``, if it holds them; nothing else is read.
+
+        Raises:
+            StateError: as :meth:`read`.
+        """
+        place = next((place for place in self._tensors if place.name == TOKENS), None)
+        return None if place is None else self._read(place)
+
+    def _read(self, place: TensorPlace) -> np.ndarray:
+        digest = xxh3_128()
+        try:
+            self._file.seek(self._begin + place.begin)
+            value = np.empty(place.shape, place.dtype)
+            for chunk in _chunks(value):
+                _fill(self._path, self._file, chunk)
+                digest.update(chunk)
+        except (OSError, MemoryError, RuntimeError) as error:
+            raise StateError(f"{self._path}: cannot be read: {_reason(error)}") from error
+        if digest.hexdigest() != self._digests[place.name]:
             raise StateError(f"{self._path}: is damaged in {place.name}; save the state anew")
+        if place.name == TOKENS:
+            _check_tokens(self._path, value)
         return value
 
 
@@ -253,7 +277,7 @@ def _check_sum(path: str | os.PathLike[str], header: bytes, checksum: str) -> No
 def _check_tensors(header: StateHeader, tensors: list[TensorPlace], digests: Any) -> None:
     """The tensors are those that the header describes, each with a digest."""
     found = {place.name: (place.dtype, place.shape) for place in tensors}
-    described = _described(header, _TOKENS in found)
+    described = _described(header, TOKENS in found)
     for name in sorted(described.keys() ^ found.keys()):
         where = "described and not there" if name in described else "there and not described"
         raise ValueError(f"{shown(name)} is {where}")
@@ -263,6 +287,13 @@ def _check_tensors(header: StateHeader, tensors: list[TensorPlace], digests: Any
             raise ValueError(f"{shown(name)} is {kind} {list(is_shape)}, described as {dtype} {shown(list(shape))}")
     if not isinstance(digests, dict) or digests.keys() != described.keys():
         raise ValueError("has no digests, or others than tensors")
+
+
+def _chunks(array: np.ndarray) -> Iterator[memoryview]:
+    """The bytes of a contiguous array, so few at a time that a processor's cache holds them; none of an empty array."""
+    data = array.reshape(-1).view(np.uint8).data
+    for begin in range(0, len(data), _CHUNK):
+        yield data[begin : begin + _CHUNK]
 
 
 def _check_tokens(path: str | os.PathLike[str], tokens: np.ndarray) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ovpasses.errors import StateError
 from ovpasses.importers.graph_info import GraphInfo
-from ovpasses.runtime.states import EXACT_TYPES, StateInfo, Values
+from ovpasses.runtime.states import EXACT_TYPES, StateInfo
 from ovpasses.runtime.tensor_table import are_sizes, shown, strict_json
 
 _FINGERPRINT = re.compile(r"[0-9a-f]{32}")
@@ -234,13 +234,8 @@ def check_fits(saved: StateHeader, wanted: StateHeader, where: str) -> None:
                 raise StateError(f"{where}: {state.label} has {what} {other[what]}, the session's has {value}")
 
 
-def permuted(saved: StateHeader, wanted: StateHeader, values: Values) -> Values:
-    """The values of a file by the names and in the layout of a session that it fits, as views."""
-    theirs = {state.key: state for state in saved.states}
-    found = {}
-    for state in wanted.states:
-        other = theirs[state.key]
-        value = values[other.name]
-        moved = value if state.axis is None or other.axis is None else np.moveaxis(value, other.axis, state.axis)
-        found[state.name] = moved
-    return found
+def permuted(saved: SavedStateInfo, wanted: SavedStateInfo, value: np.ndarray) -> np.ndarray:
+    """A saved state in the layout of a session's that it fits, as a view."""
+    if saved.axis is None or wanted.axis is None:
+        return value
+    return np.moveaxis(value, saved.axis, wanted.axis)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ovpasses.errors import StateError
 from ovpasses.importers.graph_info import GraphInfo
 from ovpasses.runtime.checkpoints import Checkpoint
-from ovpasses.runtime.state_convert import convert_values, converted_header
-from ovpasses.runtime.state_header import StateHeader, check_fits, describe_state, permuted
+from ovpasses.runtime.state_header import StateHeader, check_fits, describe_state
 from ovpasses.runtime.states import StateStore, Values
+
+if TYPE_CHECKING:
+    from ovpasses.runtime.fitting_file import FittingFile
 
 
 def checked_rotation(rotation: Any) -> tuple[int, int]:
@@ -104,44 +107,22 @@ class StateKeeper:
         check_fits(header, header, str(path))
         write_state_file(path, SavedState(header, self.states.views(position), tokens, checkpoints))
 
-    def of_file(
-        self, path: str | os.PathLike[str], position: int, capacity: int | None, *, convert: bool = False
-    ) -> tuple[Values, int, dict[int, Values]]:
-        """The states in a file, and those of its checkpoints.
-
-        Nothing but its header is read until that fits, so a file that does not costs no memory.
+    def opened(
+        self, path: str | os.PathLike[str], position: int, *, convert: bool = False
+    ) -> AbstractContextManager[FittingFile]:
+        """A file whose states fit; nothing but its header is read before that is known.
 
         Args:
             path: the file.
             position: where this session stands.
-            capacity: positions that it has, None without a limit.
             convert: take float states of another width.
-
-        Returns:
-            The states by this session's names and in its layout; the file's position; and of every checkpoint by
-            position, the oldest first, the recurrent states.
 
         Raises:
             StateError: as :meth:`Session.restore`.
         """
-        from ovpasses.runtime.state_file import open_state_file
+        from ovpasses.runtime.fitting_file import open_fitting
 
-        wanted = self._header(position)
-        with open_state_file(path) as file:
-            header = converted_header(file.header, wanted) if convert else file.header
-            check_fits(header, wanted, str(path))
-            if capacity is not None and header.position > capacity:
-                raise StateError(f"{path}: is at position {header.position}, the context has {capacity} tokens")
-            saved = file.read()
-        values = dict(saved.values)
-        convert_values(header, values, str(path))
-        names = {state.key: state.name for state in wanted.states}
-        checkpoints: dict[int, Values] = {}
-        for at, kept in saved.checkpoints.items():
-            held = dict(kept)
-            convert_values(header, held, f"{path}: checkpoint at {at}")
-            checkpoints[at] = {names[state.key]: held[state.name] for state in header.recurrent if at}
-        return permuted(header, wanted, values) if header.position else {}, header.position, checkpoints
+        return open_fitting(path, self._header(position), convert=convert)
 
     def _header(self, position: int) -> StateHeader:
         if self._fingerprint is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -84,10 +84,12 @@ class StateStore(ABC):
     Attributes:
         compiled: the compiled model that they are of.
         infos: what is known of each, by name.
+        changes: counts up when states begin to change, so that whoever interrupts that can tell.
     """
 
     compiled: CompiledModel
     infos: dict[str, StateInfo]
+    changes: int = 0
 
     @property
     def recurrent(self) -> list[StateInfo]:
@@ -177,17 +179,15 @@ class StateStore(ABC):
         """A state, of one that grows the rows of ``position`` tokens, without a copy where that can be."""
 
     @abstractmethod
-    def write(self, value_of: Callable[[str], np.ndarray] | None, position: int) -> None:
-        """Set all states, or none.
+    def write(self, values: Iterable[tuple[str, np.ndarray]]) -> None:
+        """Set all states, or none: they change when ``values`` has ended, and not at all when it raises.
 
         Args:
-            value_of: gives a state by name, in its own shape and type; asked once for each, right before that is set.
-                None for a reset.
-            position: tokens that have been run, so what there is to go back to.
+            values: name and value of every state, each in its own shape and type. Values may be made, or read from a
+                file, as they are asked for; none is needed after the next one has been asked for.
 
         Raises:
             StateError: the device refused; all states are as before.
-            DeviceError: and it refused that too: the states are not known.
         """
 
     @abstractmethod
@@ -200,7 +200,6 @@ class StateStore(ABC):
 
         Raises:
             StateError: as :meth:`read` and :meth:`write`.
-            DeviceError: as :meth:`write`.
         """
 
     @abstractmethod

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +10,10 @@ from typing import Any
 import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import load_file, save
+from xxhash import xxh3_128_hexdigest as digest
 
 Change = Callable[[dict[str, str], dict[str, np.ndarray]], None]
-CHUNK = 4 << 20
+BLANK = "0" * 32
 
 
 def split(data: bytes) -> tuple[dict[str, Any], bytes]:
@@ -22,14 +22,9 @@ def split(data: bytes) -> tuple[dict[str, Any], bytes]:
     return json.loads(data[8:end]), data[end:]
 
 
-def digest(data: bytes) -> str:
-    parts = (hashlib.sha256(data[begin : begin + CHUNK]).digest() for begin in range(0, len(data), CHUNK))
-    return hashlib.sha256(b"".join(parts)).hexdigest()
-
-
 def signed(table: dict[str, Any], data: bytes, *, digests: bool = True) -> bytes:
     """A file of this table and data whose checksum is right, and its digests too, if asked, where they can be."""
-    metadata = {**table["__metadata__"], "checksum": "0" * 64}
+    metadata = {**table["__metadata__"], "checksum": BLANK}
     if digests:
         found = {name: digest(_bytes(entry, data)) for name, entry in table.items() if name != "__metadata__"}
         metadata["digests"] = json.dumps(found)
@@ -40,8 +35,7 @@ def signed(table: dict[str, Any], data: bytes, *, digests: bool = True) -> bytes
 def sealed(text: bytes) -> bytes:
     """A header with its length, the checksum in the place of zeros."""
     header = len(text).to_bytes(8, "little") + text
-    checksum = hashlib.sha256(header).hexdigest().encode()
-    return header.replace(b'"checksum":"' + b"0" * 64, b'"checksum":"' + checksum, 1)
+    return header.replace(f'"checksum":"{BLANK}"'.encode(), f'"checksum":"{digest(header)}"'.encode(), 1)
 
 
 def _bytes(entry: Any, data: bytes) -> bytes:

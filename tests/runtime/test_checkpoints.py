@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import ovpasses as ovp
-from ovpasses.runtime import request_states
 from ovpasses.runtime.checkpoints import Checkpoints
+from ovpasses.runtime.request_states import RequestStates
 from tests.runtime.state_helpers import F32, NAMES, ONE_THREAD, OTHER, TOKENS, Prepared, content, prepared
 
 
@@ -133,16 +133,57 @@ def test_a_device_that_fails_half_way_changes_nothing(
     session.prefill(TOKENS[5:9])
     control.prefill(TOKENS[:5])
     control.prefill(TOKENS[5:9])
-    whole, calls = request_states._set, []
+    whole, calls = RequestStates._set, []
 
-    def broken(handle: Any, value: np.ndarray) -> None:
+    def broken(states: RequestStates, handle: Any, value: np.ndarray) -> None:
         calls.append(handle.name)
-        whole(handle, value)
+        whole(states, handle, value)
         if len(calls) == 3:
             raise error
 
-    monkeypatch.setattr(request_states, "_set", broken)
+    monkeypatch.setattr(RequestStates, "_set", broken)
     with pytest.raises(raised, match=message):
         session.restore(checkpoint)
     assert (session.position, content(session)) == (9, content(control))
+    assert np.array_equal(session.decode(1), control.decode(1))
+
+
+def test_a_state_that_was_set_holds_a_copy(model: Prepared) -> None:
+    """What is set on a CPU is lent to it: it must not look there again."""
+    session, control = ovp.Session(*model), ovp.Session(*model)
+    for one in (session, control):
+        one.prefill(TOKENS[:20])
+    checkpoint = session.checkpoint()
+    session.prefill(OTHER)
+    session.restore(checkpoint)
+    for value in checkpoint.values.values():
+        value[...] = np.nan
+    assert content(session) == content(control)
+    for token in OTHER[:4]:
+        assert np.array_equal(session.decode(int(token)), control.decode(int(token)))
+
+
+def test_an_interrupt_between_the_states_and_the_position(model: Prepared) -> None:
+    """Ctrl-C is told of when the inference has ended: the states are a step further, the position is not."""
+    session = ovp.Session(*model)
+    session.prefill(TOKENS[:20])
+    checkpoint = session.checkpoint()
+    request = session._inside.request
+
+    class Interrupted:
+        def infer(self, feed: dict[str, Any]) -> None:
+            request.infer(feed)
+            raise KeyboardInterrupt
+
+    session._inside.request = Interrupted()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        session.decode(1)
+    session._inside.request = request
+    for refused in (lambda: session.decode(1), lambda: session.trim(10), lambda: session.restore(checkpoint)):
+        with pytest.raises(ovp.StateError, match=r"failed or was interrupted; reset"):
+            refused()
+    session.reset()
+    assert session.restore(checkpoint) == 20
+    control = ovp.Session(*model)
+    control.prefill(TOKENS[:20])
     assert np.array_equal(session.decode(1), control.decode(1))

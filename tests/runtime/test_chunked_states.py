@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -230,8 +232,36 @@ def test_after_a_failed_inference_only_a_reset_goes(tmp_path: Path, monkeypatch:
         session.checkpoint,
         session.rows,
     ):
-        with pytest.raises(ovp.StateError, match="an earlier inference failed half way, states are not known"):
+        with pytest.raises(ovp.StateError, match="an earlier inference or change failed or was interrupted"):
             refused()
     assert not any(tmp_path.iterdir())
     assert session.trim(0) == 0
+    same_from_here(session, opened("pair", "llama-gqa"))
+
+
+@pytest.mark.parametrize("change", ["restore", "reset"])
+def test_caches_that_are_half_set_are_not_used(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are set in place, so an interrupt can leave some of them as they were."""
+    session = opened("pair", "llama-gqa")
+    session.prefill(TOKENS[:20])
+    checkpoint = session.checkpoint()
+    session.prefill(TOKENS[20:30])
+    real = session._keeper.states._arrays  # type: ignore[attr-defined]
+
+    class Interrupting(dict[str, np.ndarray]):
+        def items(self) -> Iterator[Any]:  # type: ignore[override]
+            yield from list(super().items())[:2]
+            raise KeyboardInterrupt
+
+        def values(self) -> Iterator[Any]:  # type: ignore[override]
+            return (value for _, value in self.items())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session._keeper.states, "_arrays", lambda: Interrupting(real()))
+        with pytest.raises(KeyboardInterrupt):
+            session.restore(checkpoint) if change == "restore" else session.reset()
+    for refused in (lambda: session.decode(1), lambda: session.trim(10), session.checkpoint):
+        with pytest.raises(ovp.StateError, match="failed or was interrupted; reset"):
+            refused()
+    session.reset()
     same_from_here(session, opened("pair", "llama-gqa"))

@@ -15,6 +15,7 @@ import pytest
 from safetensors import safe_open
 
 import ovpasses as ovp
+from ovpasses._openvino import ops
 from ovpasses.export import save_ir
 from ovpasses.runtime.fingerprint import weights_fingerprint
 from ovpasses.runtime.state_file import read_state_file, write_state_file
@@ -164,6 +165,17 @@ def test_the_fingerprint_does_not_depend_on_passes_or_path(recorded: Path, tmp_p
             save_ir(imported, tmp_path / f"{preset}.xml")
             found.add(weights_fingerprint(ovp.read_model(tmp_path / f"{preset}.xml").model))
         assert len(found) == 1
+
+
+@pytest.mark.parametrize("at", [0, 1 << 19, -1])
+def test_a_single_weight_changes_the_fingerprint(at: int) -> None:
+    found = []
+    for nudge in (0, 1):
+        table = np.arange(1 << 20, dtype=np.float32)
+        table[at] += nudge
+        given = ops.parameter([1], np.float32)
+        found.append(weights_fingerprint(openvino.Model([ops.add(given, ops.constant(table))], [given])))
+    assert found[0] != found[1]
 
 
 def test_a_model_compiled_elsewhere_is_named(recorded: Path, tmp_path: Path) -> None:

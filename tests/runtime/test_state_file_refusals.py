@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 import ovpasses as ovp
 from models.tiny_gguf import write_llama
+from ovpasses.runtime.state_file import VERSION
 from tests.runtime.state_bytes import Change, edited
 from tests.runtime.state_helpers import OTHER, TOKENS, Prepared, assert_refused, prepared
 
@@ -119,10 +120,10 @@ def test_another_format(models: dict[str, Prepared], saved: Path, tmp_path: Path
     path = tmp_path / "other.safetensors"
     with safe_open(saved, "np") as file:
         metadata = dict(file.metadata())
-    for version, said in (("1", "1"), ("3", "3"), ("1\n", r"'1.n'"), (None, r"\(none\)")):
+    for version, said in (("1", "1"), ("2", "2"), ("4", "4"), ("1\n", r"'1.n'"), (None, r"\(none\)")):
         changed = {k: v for k, v in metadata.items() if k != "version"} | ({"version": version} if version else {})
         save_file(load_file(saved), path, changed)
-        assert_refused(session, control, path, f"has format version {said}, wanted 2; save the state anew")
+        assert_refused(session, control, path, f"has format version {said}, wanted {VERSION}; save the state anew")
     save_file(load_file(saved), path)
     assert_refused(session, control, path, "is no .safetensors file with metadata")
     save_file(load_file(saved), path, {"format": "pt"})
