@@ -55,7 +55,7 @@ class Arm:
 def main(
     model: Annotated[str, typer.Argument(help="A GGUF, or 'demo'.")] = "demo",
     gigabytes: Annotated[float, typer.Option(help="Size of all states, in 10^9 bytes.")] = 1.0,
-    rounds: Annotated[int, typer.Option(help="Rounds; every round saves, restores and copies.")] = 5,
+    rounds: Annotated[int, typer.Option(help="Rounds; every round saves, restores and copies.")] = 11,
     folder: Annotated[Path, typer.Option(help="Where to write: on the disk that is to be measured.")] = Path(),
 ) -> None:
     if sys.platform != "linux":

@@ -9,8 +9,10 @@ import pytest
 
 import ovpasses as ovp
 from models.tiny_gguf import write_llama
-from tests.runtime.pair_helpers import AnySession, dynamic, held, make_pair, opened
-from tests.runtime.state_helpers import NAMES, OTHER, TOKENS, prepared
+from ovpasses.runtime.fingerprint import weights_fingerprint
+from tests.conftest import RECORDED, nmse
+from tests.runtime.pair_helpers import AnySession, dynamic, gguf, held, make_pair, opened
+from tests.runtime.state_helpers import NAMES, ONE_THREAD, OTHER, TOKENS, prepared
 
 # Of one fingerprint: the constants of a qwen35 dump are not those of its GGUF.
 DUMPED = [name for name in NAMES if name != "qwen35"]
@@ -75,6 +77,27 @@ def test_states_are_the_same_bytes_in_every_layout(name: str, tmp_path: Path) ->
         assert held(back) == held(source)
     found, wanted = target.prefill(OTHER), source.prefill(OTHER)
     np.testing.assert_allclose(found, wanted, rtol=0, atol=0.05)  # both round to f16, not at the same places
+
+
+@pytest.mark.parametrize("form", ["stateful", "stateful-prerelayout", "stateless"])
+@pytest.mark.parametrize("name", DUMPED)
+def test_a_file_of_a_gguf_goes_into_its_dumps(name: str, form: str, tmp_path: Path) -> None:
+    """gemma4's stateful dump holds the product of two constants that its GGUF and its other dumps hold."""
+    source = opened("dynamic", name)
+    source.prefill(TOKENS[:50])
+    imported = ovp.read_model(RECORDED / f"after/{name}/{form}/model.xml", info=source.info)
+    ovp.Pipeline.preset("stateful").run(imported)
+    target = ovp.Session(ovp.compile_model(imported, "CPU", ONE_THREAD), imported.info)
+    handed(source, target, tmp_path / "s.safetensors")
+    assert nmse(target.prefill(OTHER), source.prefill(OTHER)) < 1e-6
+
+
+def test_every_recorded_form_of_a_model_has_its_fingerprint() -> None:
+    for name in DUMPED:
+        dumps = sorted(RECORDED.glob(f"*/{name}/*/*.xml"))
+        found = {weights_fingerprint(ovp.read_model(path).model) for path in [gguf(name), *dumps]}
+        assert len(dumps) > 4
+        assert len(found) == 1
 
 
 def test_f16_and_f32_states_are_not_mixed_unless_asked(name: str, tmp_path: Path) -> None:

@@ -178,6 +178,27 @@ def test_a_single_weight_changes_the_fingerprint(at: int) -> None:
     assert found[0] != found[1]
 
 
+@pytest.mark.parametrize("kind", ["bf16", "f16", "u4", "i4", "nf4", "f8e4m3"])
+def test_weights_of_types_that_numpy_lacks_count(kind: str) -> None:
+    found = []
+    for weight in (1, 2):
+        table = openvino.Tensor(getattr(openvino.Type, kind), openvino.Shape([8]))
+        table.data.view(np.uint8)[:] = weight
+        given = ops.parameter([8], np.float32)
+        read = ops.convert(ops.constant(table), "f32")
+        found.append(weights_fingerprint(openvino.Model([ops.add(given, read)], [given])))
+    assert found[0] != found[1]
+
+
+def test_constants_of_no_elements_or_of_text_are_no_weights(recorded: Path) -> None:
+    """A GatherMatmul without a bias reads a constant of type dynamic, of which there is no data to ask for."""
+    moe = ovp.read_model(recorded / "families/llama-moe.gguf").model
+    assert "dynamic" in {n.get_output_element_type(0).get_type_name() for n in moe.get_ops() if n.get_output_size()}
+    assert len(weights_fingerprint(moe)) == 32
+    text = ops.constant(openvino.Tensor(["a", "b"]))
+    assert weights_fingerprint(openvino.Model([text], [])) == weights_fingerprint(openvino.Model([], []))
+
+
 def test_a_model_compiled_elsewhere_is_named(recorded: Path, tmp_path: Path) -> None:
     imported = ovp.read_model(recorded / "gguf/tiny-llama-gqa.gguf")
     ovp.Pipeline.preset("stateful").run(imported)
