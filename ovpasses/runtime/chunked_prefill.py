@@ -11,7 +11,7 @@ from ovpasses.errors import DeviceError, StateError, one_line
 from ovpasses.importers import ImportedModel
 from ovpasses.importers.graph_info import RECURRENT, GraphInfo
 from ovpasses.runtime.cell_states import CellStates
-from ovpasses.runtime.fingerprint import fingerprint_of
+from ovpasses.runtime.fingerprint import pair_fingerprint
 from ovpasses.runtime.inputs import MAKERS, MASK_INPUTS, POSITION_INPUTS, ROW_INPUTS, TOKEN_INPUTS, VALID_INPUT, Step
 from ovpasses.runtime.ports import (
     check_inputs,
@@ -77,7 +77,7 @@ class ChunkedSession(Resumable):
             )
         self._caches = SharedCaches(self._prefill.carried, self._decode.carried)
         states = CellStates(prefill, self._caches.arrays, self._prefill.cells, info)
-        weights = _fingerprint(prefill, decode, model)
+        weights = pair_fingerprint(prefill, decode, model)
         super().__init__(states, info, self._prefill.cells, rotation, weights, checkpoints)
 
     @property
@@ -160,8 +160,10 @@ class ChunkedSession(Resumable):
         except RuntimeError as error:
             self._failed = True
             raise DeviceError(f"inference failed at position {self._position}: {one_line(error)}") from error
+        self._failed = True  # until the position goes with the caches again, whatever interrupts it
         self._caches.advance()
         self._position += ids.size
+        self._failed = False
         return np.concatenate(logits)
 
     def _checked(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -180,14 +182,6 @@ class ChunkedSession(Resumable):
         if given.shape != wanted or not np.issubdtype(given.dtype, np.integer):
             raise StateError(f"positions are {given.dtype} {list(given.shape)}, wanted integers {list(wanted)}")
         return given.astype(np.int64)
-
-
-def _fingerprint(prefill: CompiledModel, decode: CompiledModel, model: ImportedModel | Model | None) -> str | None:
-    """Of the weights that both models have."""
-    first, second = fingerprint_of(prefill, model), fingerprint_of(decode, model)
-    if first is not None and second is not None and first != second:
-        raise StateError(f"the prefill model has weights {first}, the decode model {second}, wanted one model")
-    return first or second
 
 
 class _Stage:

@@ -11,6 +11,7 @@ from openvino import CompiledModel, Model, Tensor, Type
 from xxhash import xxh3_128, xxh3_128_hexdigest
 
 from ovpasses._openvino import Node
+from ovpasses.errors import StateError
 from ovpasses.importers import ImportedModel
 
 # Shapes, axes and permutations, of which passes add some and drop others.
@@ -120,3 +121,15 @@ def fingerprint_of(compiled: CompiledModel, model: ImportedModel | Model | None 
         return weights_fingerprint(model.model if isinstance(model, ImportedModel) else model)
     carried: str | None = getattr(compiled, _ATTRIBUTE, None)
     return carried
+
+
+def pair_fingerprint(prefill: CompiledModel, decode: CompiledModel, model: ImportedModel | Model | None) -> str | None:
+    """The fingerprint that both models of a static pair have.
+
+    Raises:
+        StateError: they have other weights.
+    """
+    first, second = fingerprint_of(prefill, model), fingerprint_of(decode, model)
+    if first is not None and second is not None and first != second:
+        raise StateError(f"the prefill model has weights {first}, the decode model {second}, wanted one model")
+    return first or second

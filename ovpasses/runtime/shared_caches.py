@@ -46,21 +46,23 @@ class PairedTensors:
     """
 
     def __init__(self, ports: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> None:
-        self._now, self._next = ({n: _zeros(ports[n], shape) for n, shape in shapes.items()} for _ in range(2))
+        now, after = ({n: _zeros(ports[n], shape) for n, shape in shapes.items()} for _ in range(2))
+        self._pair = now, after
 
     def bind(self, request: InferRequest, ports: dict[str, tuple[Any, Any]]) -> None:
         """Let a request read the caches as they are and write them as they will be."""
+        now, after = self._pair
         for name, (port, output) in ports.items():
-            request.set_tensor(port, self._now[name])
-            request.set_tensor(output, self._next[name])
+            request.set_tensor(port, now[name])
+            request.set_tensor(output, after[name])
 
     def advance(self) -> None:
         """Take what the last inference wrote as what is."""
-        self._now, self._next = self._next, self._now
+        self._pair = self._pair[::-1]  # one step, which an interrupt cannot leave half done
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The caches as they are now, to read and to write."""
-        return {name: tensor.data for name, tensor in self._now.items()}
+        return {name: tensor.data for name, tensor in self._pair[0].items()}
 
 
 class SharedCaches(PairedTensors):

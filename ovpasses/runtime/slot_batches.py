@@ -24,6 +24,12 @@ class SlotBatches:
     tokens, and the longer ones without the others. A model for a fixed number of sequences that gets fewer has its
     places filled with others, which stay as they are.
 
+    Attributes:
+        info: of the model.
+        caches: of all sequences.
+        positions: tokens that each sequence has run.
+        failed: of each sequence, whether its position may not be that of its caches.
+
     Args:
         compiled: a model of BatchSequences, of any number of sequences and tokens or of a fixed one (static-prefill).
         info: what :func:`ovpasses.read_model` found out about it.
@@ -46,7 +52,7 @@ class SlotBatches:
         cells: int | None = None,
         pad_token: int = 0,
     ) -> None:
-        self._info = info
+        self.info = info
         self._step = step
         self._pad = int(checked_ids([pad_token], info.n_vocab)[0])
         self._prefill = SlotStage(compiled, info)
@@ -55,16 +61,12 @@ class SlotBatches:
         self.caches.check(self._decode.carried)
         _check_pair(self._prefill, self._decode)
         self.positions = [0] * self.caches.sequences
+        self.failed = [False] * self.caches.sequences
 
     @property
     def capacity(self) -> int:
         """Positions of a sequence, in tokens: cells of the caches, or the model's context when that is less."""
-        return min(self.caches.cells, self._info.context_length or self.caches.cells)
-
-    def reset(self, slot: int) -> None:
-        """Forget one sequence; the others go on."""
-        self.caches.clear(slot)
-        self.positions[slot] = 0
+        return min(self.caches.cells, self.info.context_length or self.caches.cells)
 
     def run(
         self, tokens: Mapping[int, Sequence[int] | np.ndarray], all_logits: bool, decode: bool
@@ -77,7 +79,8 @@ class SlotBatches:
             decode: it is one token each.
 
         Raises:
-            StateError: no tokens, an id outside the vocabulary, or more tokens than fit; nothing has been run then.
+            StateError: no tokens, an id outside the vocabulary, more tokens than fit, or a sequence that must be reset;
+                nothing has been run then.
             DeviceError: the device failed; every sequence stands at its position, as the inference before left it.
         """
         left = {slot: self._checked(slot, ids) for slot, ids in tokens.items()}
@@ -98,7 +101,9 @@ class SlotBatches:
         return {slot: np.concatenate(rows) for slot, rows in found.items()}
 
     def _checked(self, slot: int, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
-        ids = checked_ids(tokens, self._info.n_vocab)
+        if self.failed[slot]:
+            raise StateError(f"an earlier inference or change of slot {slot} was interrupted; reset it")
+        ids = checked_ids(tokens, self.info.n_vocab)
         if self.positions[slot] + ids.size > self.capacity:
             raise StateError(
                 f"{ids.size} tokens at position {self.positions[slot]} of slot {slot} go past its {self.capacity} "
@@ -152,9 +157,12 @@ class SlotBatches:
         except RuntimeError as error:
             stands = ", ".join(f"{self.positions[slot]} of slot {slot}" for slot in pieces)
             raise DeviceError(f"inference failed at position {stands}: {one_line(error)}") from error
+        for slot in pieces:
+            self.failed[slot] = True  # until its position goes with the caches again, whatever interrupts it
         self.caches.advance()
         for slot, ids in pieces.items():
             self.positions[slot] += ids.size
+            self.failed[slot] = False
         starts = np.cumsum([0, *(one.size for one in rows.values())])
         return {
             slot: logits[begin : begin + one.size] for begin, (slot, one) in zip(starts, rows.items(), strict=False)
@@ -164,7 +172,7 @@ class SlotBatches:
         added = {slot: ids.size for slot, ids in pieces.items()}
         cells = max(self.positions[slot] + n for slot, n in added.items())
         cells = self.caches.cells if self._prefill.tokens is not None else cells
-        window = self._info.windows[0] if self._info.windows else None
+        window = self.info.windows[0] if self.info.windows else None
         none = np.zeros(0, np.int64)
         steps = []
         for slot, ids in [*pieces.items(), *((slot, none) for slot in fillers)]:
@@ -174,7 +182,7 @@ class SlotBatches:
                     padded,
                     self.positions[slot],
                     none,
-                    self._info.position_planes,
+                    self.info.position_planes,
                     window,
                     real=ids.size,
                     cells=cells,

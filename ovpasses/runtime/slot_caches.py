@@ -42,8 +42,9 @@ class SlotCaches(PairedTensors):
         Raises:
             StateError: it has not.
         """
-        for name in sorted(self._now.keys() | ports.keys()):
-            wanted = tuple(self._now[name].shape) if name in self._now else None
+        held = self.arrays()
+        for name in sorted(held.keys() | ports.keys()):
+            wanted = held[name].shape if name in held else None
             found = _known(name, ports[name][0], self.cells) if name in ports else None
             if found != wanted:
                 raise StateError(
@@ -51,10 +52,11 @@ class SlotCaches(PairedTensors):
                     "rewrite both with one context"
                 )
 
-    def clear(self, slot: int) -> None:
-        """Make all that one sequence has zero."""
-        for name, array in self.arrays().items():
-            _part(name, array, slot)[...] = 0
+    def views(self, slot: int) -> dict[str, np.ndarray]:
+        """What one sequence has in each cache, to read and to write: ``[1, 1, cells, heads*size]``, or
+        ``[1, 1, 1, width]`` of a recurrent one."""
+        chosen = slice(slot, slot + 1)
+        return {n: a[:, :, chosen] if is_in_slots(n) else a[:, chosen] for n, a in self.arrays().items()}
 
     def value(self, name: str, slot: int) -> np.ndarray:
         """A copy of what one sequence has in a cache: ``[cells, heads*size]``, or ``[width]`` of a recurrent one.
@@ -62,12 +64,8 @@ class SlotCaches(PairedTensors):
         Raises:
             StateError: there is no such cache.
         """
-        return np.array(_part(name, named(self.arrays(), name), slot))
-
-
-def _part(name: str, value: np.ndarray, slot: int) -> np.ndarray:
-    part: np.ndarray = value[0, 0, slot] if is_in_slots(name) else value[0, slot]
-    return part
+        rows = named(self.views(slot), name)[0, 0]
+        return np.array(rows[0] if is_in_slots(name) else rows)
 
 
 def _known(name: str, port: Any, cells: int) -> tuple[int, ...]:

@@ -3,37 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
-from openvino import CompiledModel
+from openvino import CompiledModel, Model
 
 from ovpasses.errors import StateError
+from ovpasses.importers import ImportedModel
 from ovpasses.importers.graph_info import GraphInfo
+from ovpasses.runtime.cell_states import CellStates
+from ovpasses.runtime.fingerprint import pair_fingerprint
+from ovpasses.runtime.resumable import Resumable
 from ovpasses.runtime.session import Session
 from ovpasses.runtime.slot_batches import SlotBatches
 from ovpasses.runtime.slot_stage import takes_batches
 
 
-class Slot:
-    """One of the sequences that run in batches, on its own: a batch of one.
+class Slot(Resumable):
+    """One of the sequences that run in batches, on its own: a batch of one; its states are cut and saved alone.
 
     Args:
         batches: all of them.
         number: which one.
+        compiled: the model that checkpoints are of.
+        rotation, fingerprint, checkpoints: as :class:`~ovpasses.runtime.resumable.Resumable` takes them.
     """
 
-    def __init__(self, batches: SlotBatches, number: int) -> None:
+    def __init__(
+        self,
+        batches: SlotBatches,
+        number: int,
+        compiled: CompiledModel,
+        rotation: tuple[int, int],
+        fingerprint: str | None,
+        checkpoints: int,
+    ) -> None:
         self._batches = batches
         self._number = number
+        caches, info = batches.caches, batches.info
+        states = CellStates(compiled, lambda: caches.views(number), caches.cells, info)
+        super().__init__(states, info, caches.cells, rotation, fingerprint, checkpoints)
 
+    # Kept with the batches, which run several sequences in one inference.
     @property
-    def position(self) -> int:
-        """Tokens run so far; the next one gets this position."""
+    def _position(self) -> int:
         return self._batches.positions[self._number]
 
-    def reset(self) -> None:
-        """Forget everything: the next token is at position 0 again. Other sequences go on."""
-        self._batches.reset(self._number)
+    @_position.setter
+    def _position(self, value: int) -> None:
+        self._batches.positions[self._number] = value
+
+    @property
+    def _failed(self) -> bool:
+        return self._batches.failed[self._number]
+
+    @_failed.setter
+    def _failed(self, value: bool) -> None:
+        self._batches.failed[self._number] = value
 
     def state(self, name: str) -> np.ndarray:
         """A copy of what the sequence has in a cache, by its input name; ``position`` cells of keys and values count.
@@ -67,6 +93,7 @@ class SlotSessions:
         step: most tokens of a sequence that one inference takes, where the model leaves it open.
         cells: tokens of a sequence that the caches hold, where the graph leaves it open.
         pad_token: id that shorter sequences and chunks are padded with; what it is makes no difference to any result.
+        rotation, checkpoints, model: of every sequence, as :class:`Session` takes them.
 
     Raises:
         StateError: as :class:`Session`, or the two models do not fit each other.
@@ -81,6 +108,9 @@ class SlotSessions:
         step: int = 512,
         cells: int | None = None,
         pad_token: int = 0,
+        rotation: tuple[int, int] = (0, 0),
+        checkpoints: int = 4,
+        model: ImportedModel | Model | None = None,
     ) -> None:
         if step < 1 or (cells is not None and cells < 1):
             raise StateError(f"step is {step} and cells {cells}, wanted at least 1")
@@ -88,13 +118,16 @@ class SlotSessions:
         self._sessions: list[Session | Slot] = []
         if takes_batches(compiled):
             self._batches = SlotBatches(compiled, info, decode=decode, step=step, cells=cells, pad_token=pad_token)
-            self._sessions += [Slot(self._batches, number) for number in range(self._batches.caches.sequences)]
+            weights = pair_fingerprint(compiled, decode or compiled, model)
+            numbers = range(self._batches.caches.sequences)
+            self._sessions += [Slot(self._batches, n, compiled, rotation, weights, checkpoints) for n in numbers]
             return
         if decode is not None:
             raise StateError("the prefill model takes no list of sequences; give the preset the option sequences")
-        first = Session(compiled, info, step=step, cells=cells)
-        self._sessions.append(first)
-        self._sessions += [Session(compiled, info, step=step, slot=n, beside=first) for n in range(1, first.sequences)]
+        kept: dict[str, Any] = {"rotation": rotation, "checkpoints": checkpoints, "model": model}
+        first = Session(compiled, info, step=step, cells=cells, **kept)
+        others = range(1, first.sequences)
+        self._sessions = [first, *(Session(compiled, info, step=step, slot=n, beside=first, **kept) for n in others)]
 
     def __len__(self) -> int:
         return len(self._sessions)

@@ -108,3 +108,21 @@ def weights(node: Node) -> Node:
             if one.get_type_name() == "Constant" and one.get_byte_size() > 4000:
                 return one
     raise AssertionError(f"{node.get_friendly_name()} has no weights")
+
+
+# What must not matter ------------------------------------------------------------------------------------------------
+
+
+def rename_variables(model: Model) -> Model:
+    for number, variable in enumerate(model.get_variables()):
+        info = variable.info
+        info.variable_id = f"variable_{number}"
+        variable.update(info)
+    for read in of_type(model, "ReadValue"):
+        read.output(0).get_tensor().set_names(set())
+    return model
+
+
+def reorder(model: Model) -> Model:
+    """The same nodes, given to a new Model in the opposite order."""
+    return Model(list(reversed(model.get_results())), list(reversed(model.get_sinks())), model.get_parameters()[::-1])

@@ -21,6 +21,8 @@ from tests.equivalence.graph_edits import (
     of_type,
     ordered,
     parameter,
+    rename_variables,
+    reorder,
     state,
     swap_sources,
     weights,
@@ -173,24 +175,10 @@ def test_a_missing_gate_is_found_in_the_states() -> None:
 # What must not matter ------------------------------------------------------------------------------------------------
 
 
-def rename_variables(model: Model) -> Model:
-    for number, variable in enumerate(model.get_variables()):
-        info = variable.info
-        info.variable_id = f"variable_{number}"
-        variable.update(info)
-    for read in of_type(model, "ReadValue"):
-        read.output(0).get_tensor().set_names(set())
-    return model
-
-
 def rename_nodes(model: Model) -> Model:
     for number, op in enumerate(model.get_ops()):
         op.set_friendly_name(f"renamed_{number}")
     return model
-
-
-def reorder(model: Model) -> Model:
-    return Model(model.get_results()[::-1], model.get_sinks()[::-1], model.get_parameters()[::-1])
 
 
 def fold_a_constant(model: Model) -> Model:

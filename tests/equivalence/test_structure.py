@@ -15,6 +15,7 @@ from models import tiny_graphs as tiny
 from ovpasses import KVStateSeqAxis, read_model
 from ovpasses._openvino import Constant, ops
 from ovpasses.equivalence import compare_structure, structure_digest
+from tests.equivalence.graph_edits import rename_variables, reorder
 
 RECORDED = Path(__file__).parents[2] / "models" / "recorded"
 KNOBS = tiny.Decoder(layers=2, heads=2, repeats=2)
@@ -59,21 +60,6 @@ def rename_inner_tensors(model: Model) -> Model:
             for output in op.outputs():
                 if all(i.get_node().get_type_name() != "Result" for i in output.get_target_inputs()):
                     output.get_tensor().set_names({f"{op.get_friendly_name()}/other"})
-    return model
-
-
-def reorder(model: Model) -> Model:
-    """The same nodes, given to a new Model in the opposite order."""
-    return Model(list(reversed(model.get_results())), list(reversed(model.get_sinks())), model.get_parameters()[::-1])
-
-
-def rename_variables(model: Model) -> Model:
-    for number, variable in enumerate(model.get_variables()):
-        info = variable.info
-        info.variable_id = f"variable_{number}"
-        variable.update(info)
-    for read in of_type(model, "ReadValue"):
-        read.output(0).get_tensor().set_names(set())
     return model
 
 

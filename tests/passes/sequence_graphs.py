@@ -6,6 +6,7 @@ import numpy as np
 from openvino import Model, PartialShape, Type
 
 from ovpasses._openvino import Node, Parameter, ops
+from ovpasses.importers._slots import slot_caches
 
 HEADS, SIZE, VOCAB = 2, 2, 8
 WIDTH = HEADS * SIZE
@@ -77,3 +78,13 @@ def integers(value: int | list[int]) -> Node:
 
 def shaped(value: Node, target: list[int]) -> Node:
     return ops.reshape(value, integers(target), special_zero=False)
+
+
+def write_odd_rows(model: Model) -> None:
+    """Let a dump of slots write back what no pass knows, in layer 1's conv window: Relu of the rows."""
+    update = next(c for c in slot_caches(model) if c.name == "cache_r_l1").update
+    assert update is not None
+    odd = ops.relu(update.rows)
+    odd.set_friendly_name("odd")
+    update.whole.input_value(1).get_node().input(1).replace_source_output(odd.output(0))
+    model.validate_nodes_and_infer_types()

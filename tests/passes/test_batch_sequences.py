@@ -19,7 +19,7 @@ from ovpasses.passes import BatchSequences
 from ovpasses.passes.report import PassReport
 from tests.conftest import RECORDED
 from tests.passes.helpers import assert_same, nodes
-from tests.passes.sequence_graphs import VOCAB, attention_of_sequences
+from tests.passes.sequence_graphs import VOCAB, attention_of_sequences, write_odd_rows
 
 AGES = ("before", "after")
 F32 = {"INFERENCE_PRECISION_HINT": "f32"}
@@ -179,12 +179,7 @@ def test_caches_of_different_numbers() -> None:
 
 def test_rows_that_cannot_be_told() -> None:
     model = dump()
-    update = next(c for c in slot_caches(model) if c.name == "cache_r_l1").update
-    assert update is not None
-    odd = ops.relu(update.rows)
-    odd.set_friendly_name("odd")
-    update.whole.input_value(1).get_node().input(1).replace_source_output(odd.output(0))
-    model.validate_nodes_and_infer_types()
+    write_odd_rows(model)
     found = reasons(refused(model))
     assert found["cache_r_l1"] == ("rows", "Relu odd makes its rows, wanted a Slice")
     assert found["cache_k_l3"] == (

@@ -21,6 +21,7 @@ from ovpasses.passes import ChunkValidLen
 from ovpasses.passes.base import ReportedPass
 from tests.conftest import RECORDED
 from tests.passes.helpers import CORE, assert_same, node, nodes, only_skip, precise
+from tests.passes.sequence_graphs import write_odd_rows
 
 TOKENS = np.random.default_rng(7).integers(0, 320, 64)
 END = np.iinfo(np.int64).max
@@ -228,12 +229,7 @@ def slot_skip(model: Model) -> tuple[str, str]:
 
 def test_skips_a_slot_cache_of_which_something_else_is_written() -> None:
     model = dump("stateless/model")
-    update = next(c for c in slot_caches(model) if c.name == "cache_r_l1").update
-    assert update is not None
-    odd = ops.relu(update.rows)
-    odd.set_friendly_name("odd")
-    update.whole.input_value(1).get_node().input(1).replace_source_output(odd.output(0))
-    model.validate_nodes_and_infer_types()
+    write_odd_rows(model)
     step, reason = slot_skip(model)
     assert step == "window"
     assert re.match(r"what is written back is Relu odd .*, wanted a Slice of Concat_470_conv_input-1", reason)

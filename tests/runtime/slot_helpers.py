@@ -112,7 +112,7 @@ def recorded_steps(sessions: ovp.SlotSessions, slots: tuple[int, int], decode: b
 
 def cache_names(sessions: ovp.SlotSessions) -> list[str]:
     assert sessions._batches is not None
-    return sorted(sessions._batches.caches._now)
+    return sorted(sessions._batches.caches.arrays())
 
 
 def states(sessions: ovp.SlotSessions, slots: Iterable[int]) -> dict[tuple[str, int], bytes]:

@@ -12,15 +12,14 @@ from openvino import CompiledModel, PartialShape, save_model
 
 import ovpasses as ovp
 from ovpasses import LowerGatedDeltaNet, MakeKVStateful, Pipeline
-from ovpasses._openvino import ops
 from ovpasses.equivalence import structure_digest
-from ovpasses.importers._slots import slot_caches
 from ovpasses.importers.input_roles import input_roles
 from ovpasses.passes.base import ReportedPass
 from ovpasses.runtime.inputs import MAKERS, Step
 from ovpasses.runtime.ports import input_tensor
 from ovpasses.runtime.slot_sessions import SlotSessions
 from tests.conftest import RECORDED, nmse
+from tests.passes.sequence_graphs import write_odd_rows
 
 F32 = {"INFERENCE_PRECISION_HINT": "f32"}
 AGES = ("before", "after")
@@ -127,12 +126,7 @@ def test_several_slots_are_no_state(age: str) -> None:
 
 def test_caches_in_slots_become_states_together() -> None:
     model = read("after").model
-    update = next(c for c in slot_caches(model) if c.name == "cache_r_l1").update
-    assert update is not None
-    odd = ops.relu(update.rows)
-    odd.set_friendly_name("odd")
-    update.whole.input_value(1).get_node().input(1).replace_source_output(odd.output(0))
-    model.validate_nodes_and_infer_types()
+    write_odd_rows(model)
     one = MakeKVStateful()
     one.run_on_model(model)
     skipped = {skip.node: (skip.step, skip.reason) for skip in one.report.skipped}

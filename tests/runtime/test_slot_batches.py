@@ -177,9 +177,9 @@ def test_a_slot_that_is_reset_starts_clean(compiled: Compiled) -> None:
 def test_the_graph_clears_the_slots_of_new_sequences_only(compiled: Compiled) -> None:
     sessions = Counted(*compiled)
     assert sessions._batches is not None
-    for name, tensor in sessions._batches.caches._now.items():
+    for name, array in sessions._batches.caches.arrays().items():
         if name.startswith(RECURRENT):
-            tensor.data[...] = 3.0
+            array[...] = 3.0
     before = everything(sessions, (0, 2))  # 2 lies between the two that start
     assert recorded_steps(sessions, (1, 3)) <= 1e-5
     assert everything(sessions, (0, 2)) == before
