@@ -10,6 +10,7 @@ import openvino
 
 from ovpasses.errors import ModelReadError, RewriteError
 from ovpasses.importers import ImportedModel
+from ovpasses.importers._walk import all_ops
 from ovpasses.importers.graph_info import INFO_KEY
 
 
@@ -30,7 +31,7 @@ def save_ir(imported: ImportedModel, path: Path) -> None:
         raise ModelReadError(f"{path}: an IR ends in .xml")
     if not path.parent.is_dir():
         raise ModelReadError(f"{path}: the folder {path.parent} is not there")
-    held = [op for op in imported.model.get_ops() if op.get_type_info().version_id == "extension"]
+    held = [op for op in all_ops(imported.model) if op.get_type_info().version_id == "extension"]
     if held:
         kinds = ", ".join(sorted({op.get_type_name() for op in held}))
         lowered = all(op.get_type_name() == "GatedDeltaNet" for op in held)

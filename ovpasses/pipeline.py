@@ -158,8 +158,8 @@ class Pipeline:
             The report, one entry per pass.
 
         Raises:
-            RewriteError: a strict pass had to skip something, or a pass left an invalid graph; names the pass
-                and those before it. ``.reports`` holds what has run.
+            RewriteError: a pass refused the model, which it has not changed then, or left an invalid graph; names the
+                pass, and those before it that have changed the model. ``.reports`` holds what has run.
         """
         model = imported.model if isinstance(imported, ImportedModel) else imported
         report = PipelineReport(self.name)
@@ -168,7 +168,7 @@ class Pipeline:
             try:
                 step.run_on_model(model)
             except OvpassesError as error:
-                raise RewriteError(str(error), (*report.passes, step.report)) from error
+                raise RewriteError(_refusal(report, step, error), (*report.passes, step.report)) from error
             except Exception as error:
                 before = ", ".join(r.name for r in report.passes) or "none"
                 raise RewriteError(
@@ -182,6 +182,17 @@ class Pipeline:
 
     def __repr__(self) -> str:
         return f"Pipeline([{', '.join(map(repr, self.passes))}], name={self.name!r})"
+
+
+def _refusal(report: PipelineReport, step: ReportedPass, error: OvpassesError) -> str:
+    """What a pass says, with its name, and with those that have changed the model before it."""
+    text, name = str(error), type(step).__name__
+    text = text if name in text else f"{name}: {text}"
+    changed = [done.name for done in report.passes if done.rewritten]
+    if not changed:
+        return text
+    text = text.removesuffix("; nothing was changed")
+    return f"{text}; {', '.join(changed)} ran before it and changed the model, read that again"
 
 
 def pass_by_name(name: str) -> type[ReportedPass]:

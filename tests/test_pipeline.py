@@ -70,8 +70,30 @@ def test_a_failing_pass_is_named_with_those_before_it(recorded: Path) -> None:
     assert [report.name for report in raised.value.reports] == ["MakeKVStateful", "Broken"]
 
 
+def test_a_refusal_tells_what_has_changed_the_model_before_it(recorded: Path) -> None:
+    imported = ovp.read_model(recorded / "after/qwen35/stateless/model.xml")
+    with pytest.raises(ovp.RewriteError) as raised:
+        ovp.Pipeline.preset("static-prefill", chunk=2000).run(imported)
+    assert str(raised.value) == (
+        "StaticTokens: tokens is 2000, wanted at most the context of 1024 cells; "
+        "OneSequence, StaticSlotCopy ran before it and changed the model, read that again"
+    )
+    alone = ovp.read_model(recorded / "after/llama-gqa/stateless/model.xml")
+    with pytest.raises(ovp.RewriteError, match=r"^StaticTokens: tokens is 2000, .* of \d+ cells$"):
+        ovp.Pipeline([ovp.StaticTokens(tokens=2000)]).run(alone)
+
+
+def test_a_graph_that_cannot_be_read_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: ReportedPass, model: Model, report: PassReport) -> list[Edit]:
+        raise RuntimeError("Check 'rank' failed at src/core.cpp:1:\nno rank")
+
+    monkeypatch.setattr(ovp.BeamReorder, "plan", broken)
+    with pytest.raises(ovp.RewriteError, match=r"^BeamReorder: cannot read this graph: .*no rank; nothing"):
+        ovp.BeamReorder().run_on_model(Model([], [], "empty"))
+
+
 def test_repr_rebuilds_the_pipeline() -> None:
-    pipeline = ovp.Pipeline.preset("stateful", strict=True)
+    pipeline = ovp.Pipeline.preset("stateful", strict=True, pairs={"a": "b"})
     names = {name: getattr(ovp, name) for name in ovp.__all__}
     again = eval(repr(pipeline), names)
     assert repr(again) == repr(pipeline)

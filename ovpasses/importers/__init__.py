@@ -63,10 +63,16 @@ def read_model(source: str | os.PathLike[str] | Model, *, info: GraphInfo | None
         ModelReadError: the file is missing, damaged, of no known format, or holds what cannot be read.
     """
     if isinstance(source, Model):
+        if info is not None:
+            separate_sliding_masks(source, info)
         return ImportedModel(source, _of_graph(info, source) if info else _info(source))
     path = Path(source)
-    if not path.is_file():
-        kind = "a folder" if path.is_dir() else "not there"
+    try:
+        there, folder = path.is_file(), path.is_dir()
+    except OSError as error:  # as of a name that no disk takes
+        raise ModelReadError(f"{path}: cannot be read: {error.strerror}") from error
+    if not there:
+        kind = "a folder" if folder else "not there"
         raise ModelReadError(f"{path}: is {kind}, wanted a {', '.join(SUFFIXES)} file")
     suffix = path.suffix.lower()
     if suffix == ".gguf":

@@ -61,7 +61,8 @@ def delta_net_state(cache: Output) -> PartialShape | None:
 def _heads_view(node: Node, cache: Output) -> PartialShape | None:
     """``[batch, heads, size, size]`` of a flat state ``[1, 1, slots, heads*size*size]``."""
     shape, flat = node.get_output_partial_shape(0), cache.get_partial_shape()
-    if node.get_type_name() != "Transpose" or shape.rank.is_dynamic or shape.rank.get_length() != 4:
+    ranks = [one.rank.get_length() if one.rank.is_static else None for one in (shape, flat)]
+    if node.get_type_name() != "Transpose" or ranks != [4, 4]:
         return None
     dims = [shape[d].get_length() if shape[d].is_static else 0 for d in (1, 2, 3)]
     return shape if flat[3].is_static and dims[0] * dims[1] * dims[2] == flat[3].get_length() else None

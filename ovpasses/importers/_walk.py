@@ -6,12 +6,30 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+from openvino import Model
+
 from ovpasses._openvino import Node, Output
 
 ATTENTION_OPS = ("ScaledDotProductAttention", "Softmax")
 
 # Ops that hand a mask on without mixing it with anything else.
 _MASK_VIEWS = ("Convert", "Slice", "Reshape", "Unsqueeze", "Squeeze", "Gather", "Broadcast", "Multiply", "StridedSlice")
+
+
+def inner_models(node: Node) -> list[Model]:
+    """The bodies of a Loop, TensorIterator or If."""
+    kind = node.get_type_name()
+    if kind in ("Loop", "TensorIterator"):
+        return [node.get_function()]
+    return [node.get_function(0), node.get_function(1)] if kind == "If" else []
+
+
+def all_ops(model: Model) -> Iterator[Node]:
+    """Every op, those of bodies after the op that holds them."""
+    for node in model.get_ordered_ops():
+        yield node
+        for body in inner_models(node):
+            yield from all_ops(body)
 
 
 def consumer_nodes(output: Output, through: tuple[str, ...] = ()) -> Iterator[Node]:

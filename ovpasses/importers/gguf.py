@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,8 @@ def _read_metadata(path: Path) -> dict[str, Any]:
         if entry.types and entry.types[0] == gguf.GGUFValueType.ARRAY and not entry.data:
             values[f"{name}.count"] = int(entry.parts[4][0])
         else:
-            values[name] = entry.contents()
+            with suppress(UnicodeDecodeError):  # a text that is none says nothing
+                values[name] = entry.contents()
     return values
 
 

@@ -217,9 +217,9 @@ def _position_planes(model: Model) -> int:
         for node in consumer_nodes(position.output(0), through=("Convert", "Squeeze", "Unsqueeze")):
             shape = node.get_output_partial_shape(0)
             rank = shape.rank.get_length() if shape.rank.is_static else 0
-            if node.get_type_name() != "Reshape" or rank < 2 or shape[rank - 2] != 4:
-                continue
             stacked = position.get_output_partial_shape(0)
+            if node.get_type_name() != "Reshape" or rank < 2 or shape[rank - 2] != 4 or stacked.rank.is_dynamic:
+                continue
             last, planes = shape[rank - 1], stacked[stacked.rank.get_length() - 1]
             if last.is_dynamic or (planes.is_static and planes.get_length() == 4 * last.get_length()):
                 return 4

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from openvino import Core, Model, Op, PartialShape
 
 from ovpasses._openvino import DiscreteTypeInfo, Node, add_operation
+from ovpasses.importers._walk import all_ops
 
 
 class InternalOp(Op):  # type: ignore[misc]
@@ -43,6 +44,9 @@ class InternalOp(Op):  # type: ignore[misc]
     def get_type_info(self) -> DiscreteTypeInfo:
         return type(self).class_type_info
 
+    def evaluate(self, outputs: Any, inputs: Any) -> bool:
+        return False  # OpenVINO would take memory that nobody wrote for the result
+
     def visit_attributes(self, visitor: Any) -> bool:
         visitor.on_attributes(self.attributes)
         return True
@@ -71,5 +75,5 @@ def register(core: Core) -> bool:
 
 
 def placeholders(model: Model) -> list[Node]:
-    """The stand-ins in a model; a native internal op (of a GGUF import) is none."""
-    return [op for op in model.get_ops() if isinstance(op, InternalOp)]
+    """The stand-ins in a model, bodies included; a native internal op (of a GGUF import) is none."""
+    return [op for op in all_ops(model) if isinstance(op, InternalOp)]

@@ -53,6 +53,7 @@ class _Layers:
         self.internal = ""
         self._path = path
         self._rooted = False
+        self._constant = False
         self._known = sorted(op.class_type_info.name for op in INTERNAL_OPS)
         parser = expat.ParserCreate()
         parser.StartElementHandler = self._start
@@ -66,7 +67,9 @@ class _Layers:
         if not self._rooted and tag != "net":
             raise ModelReadError(f"{self._path}: no IR, its root element is {tag}, wanted net")
         self._rooted = True
-        if tag == "data" and "offset" in attributes:
+        if tag == "layer":
+            self._constant = attributes.get("type") == "Const"
+        if tag == "data" and self._constant and "offset" in attributes:
             self.needed = max(self.needed, int(attributes["offset"]) + int(attributes.get("size", 0)))
         if tag != "layer" or attributes.get("version") != "extension":
             return

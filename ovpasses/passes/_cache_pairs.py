@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from openvino import Model
 
 from ovpasses._openvino import Node, Output
+from ovpasses.errors import RewriteError
 from ovpasses.ggml_names import CACHE_NAME, PAST_NAME
 from ovpasses.passes._edit import const_value, consumers, describe
 from ovpasses.passes._identity import readers
@@ -76,14 +77,25 @@ def find_pairs(model: Model, named: Mapping[str, str]) -> list[CachePair | NoPai
     for parameter in model.get_parameters():
         names = parameter.output(0).get_names() | {parameter.get_friendly_name()}
         wanted = next((given[n] for n in sorted(names) if n in given), None)
+        called = any(CACHE_NAME.search(n) or PAST_NAME.match(n) for n in names)
         update = find_update(parameter, wanted)
+        if update is not None and not (wanted or called) and _along_the_batch(update[0]):
+            continue
         if update is not None:
             found.append(_appended(parameter, *update))
         elif wanted is not None:
             found.append(_replaced_whole(model, parameter, wanted))
-        elif any(CACHE_NAME.search(n) or PAST_NAME.match(n) for n in names):
+        elif called:
             found.append(NoPair(parameter, "update", _why_no_update(parameter)))
     return found
+
+
+def _along_the_batch(update: Node) -> bool:
+    """Whether a Concat joins along dim 0, which of what nothing calls a cache is the batch and no sequence."""
+    return update.get_type_name() == "Concat" and update.get_attributes()["axis"] in (
+        0,
+        -update.get_output_partial_shape(0).rank.get_length(),
+    )
 
 
 def recurrent_pairs(model: Model) -> dict[str, str]:
@@ -94,7 +106,18 @@ def recurrent_pairs(model: Model) -> dict[str, str]:
     names = getattr(value, "value", value)
     if isinstance(names, str):  # an IR stores the list as one string
         names = [n.strip() for n in re.split(r"[,\s]+", names) if n.strip()]
+    if len(names) % 2:
+        raise RewriteError(
+            f"rt_info {RECURRENT_PAIRS} names {len(names)} ports, wanted pairs of an input and an output"
+        )
     return dict(zip(names[::2], names[1::2], strict=True))
+
+
+def missing_inputs(model: Model, named: Mapping[str, str]) -> list[str]:
+    """Those of the pairs that a caller gives whose input the model does not have, nor a state that was made of it."""
+    there = {name for p in model.get_parameters() for name in (*p.output(0).get_names(), p.get_friendly_name())}
+    made = {variable.info.variable_id for variable in model.get_variables()}
+    return [name for name, output in named.items() if name not in there and name + output not in made]
 
 
 def find_update(parameter: Node, wanted: str | None) -> tuple[Node, Node] | None:

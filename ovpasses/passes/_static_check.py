@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from openvino import Model
 
 from ovpasses._openvino import Output
+from ovpasses.importers._walk import inner_models
 from ovpasses.passes._edit import consumers
 
 # One RewriteError names so many values; the rest is counted.
@@ -32,7 +31,7 @@ def not_static(model: Model, within: str = "") -> list[tuple[str, str]]:
                 kind = f"{node.get_type_name()} {output.get_element_type().get_type_name()} {shape}"
                 wrong = "has no elements" if empty else "is dynamic"
                 found.append((node.get_friendly_name(), f"{kind}{_read_by(output)}{within} {wrong}"))
-        for body in _bodies(node):
+        for body in inner_models(node):
             found += not_static(body, f" (in {node.get_friendly_name()})")
     return found
 
@@ -44,13 +43,6 @@ def _read_by(output: Output) -> str:
         return ""
     reader = readers[0].get_node()
     return f", input {readers[0].get_index()} of {reader.get_type_name()} {reader.get_friendly_name()},"
-
-
-def _bodies(node: Any) -> list[Model]:
-    kind = node.get_type_name()
-    if kind in ("Loop", "TensorIterator"):
-        return [node.get_function()]
-    return [node.get_function(0), node.get_function(1)] if kind == "If" else []
 
 
 def listed(found: list[tuple[str, str]]) -> str:

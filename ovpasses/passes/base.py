@@ -10,7 +10,7 @@ from typing import ClassVar
 from openvino import Model
 
 from ovpasses._openvino import ModelPass
-from ovpasses.errors import RewriteError
+from ovpasses.errors import RewriteError, one_line
 from ovpasses.passes.report import PassReport
 
 Edit = Callable[[], None]
@@ -46,13 +46,18 @@ class ReportedPass(ModelPass):  # type: ignore[misc]
             True when something was rewritten.
 
         Raises:
-            RewriteError: ``strict`` is set and a candidate cannot be rewritten; the model is unchanged.
+            RewriteError: ``strict`` is set and a candidate cannot be rewritten, or the graph cannot be read.
+                The model is unchanged.
         """
         model = Model(model)  # a Manager hands over the bare C++ model; the wrapper shares its graph
         started = perf_counter()
         self.report = report = PassReport(type(self).__name__, self.looked_for)
         report.ops_before = report.ops_after = len(model.get_ops())
-        edits = self.plan(model, report)
+        try:
+            edits = self.plan(model, report)
+        except RuntimeError as error:
+            why = one_line(error)
+            raise RewriteError(f"{report.name}: cannot read this graph: {why}; nothing was changed") from error
         if self.strict and report.unsettled:
             more = f" (and {len(report.unsettled) - 1} more)" if len(report.unsettled) > 1 else ""
             raise RewriteError(f"{report.name}: {report.unsettled[0]}{more}; nothing was changed", (report,))
@@ -65,7 +70,11 @@ class ReportedPass(ModelPass):  # type: ignore[misc]
         return bool(edits)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({'strict=True' if self.strict else ''})"
+        return f"{type(self).__name__}({', '.join([*self._options(), *(['strict=True'] if self.strict else [])])})"
+
+    def _options(self) -> list[str]:
+        """The arguments of its constructor that are no defaults, but for ``strict``."""
+        return []
 
     @classmethod
     def cli_name(cls) -> str:

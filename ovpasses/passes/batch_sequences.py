@@ -130,9 +130,8 @@ class BatchSequences(ReportedPass):
                 (report,),
             )
 
-    def __repr__(self) -> str:
-        options = [f"sequences={self.sequences}"] if self.sequences is not None else []
-        return f"{type(self).__name__}({', '.join([*options, *(['strict=True'] if self.strict else [])])})"
+    def _options(self) -> list[str]:
+        return [f"sequences={self.sequences}"] if self.sequences is not None else []
 
 
 def _is_one(cache: SlotCache, report: PassReport) -> bool:

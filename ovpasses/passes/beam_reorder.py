@@ -32,6 +32,7 @@ class BeamReorder(ReportedPass):
 
     Applies when:
         state: the ReadValue has a known rank of at least 1.
+        beam: an input ``beam_idx`` that is there already is i32 ``[beams]``.
 
     Leaves alone: states that an input gathers already ("already"); a state that nothing reads is no candidate.
     Adds: an empty initial value (batch 1, sequence 0) to a ReadValue that has none, as in llama.cpp's dumps; the
@@ -45,16 +46,30 @@ class BeamReorder(ReportedPass):
 
     def plan(self, model: Model, report: PassReport) -> list[Edit]:
         todo = []
+        unfit = _unfit_input(model)
         for state in states(model):
             if state.beam_gather is not None:
                 source = state.beam_gather.input_value(1).get_node().get_friendly_name()
                 report.skip(state.name, "already", f"gathered by input {source} already")
             elif state.read.get_output_partial_shape(0).rank.is_dynamic:
                 report.skip(state.name, "state", "its rank is dynamic, wanted a known rank with the batch on dim 0")
+            elif unfit is not None:
+                report.skip(state.name, "beam", unfit)
             else:
                 todo.append(state)
                 report.done(state.name)
         return [deferred(_gather_all, model, todo, report)] if todo else []
+
+
+def _unfit_input(model: Model) -> str | None:
+    """What is wrong with an input called ``beam_idx`` that the model has already."""
+    for existing in model.get_parameters():
+        shape = existing.get_output_partial_shape(0)
+        if BEAM_INPUT not in existing.output(0).get_names():
+            continue
+        if existing.get_element_type() != Type.i32 or shape.rank.is_dynamic or shape.rank.get_length() != 1:
+            return f"input {BEAM_INPUT} is {existing.get_element_type().get_type_name()} {shape}, wanted i32 [beams]"
+    return None
 
 
 def _gather_all(model: Model, todo: list[State], report: PassReport) -> None:

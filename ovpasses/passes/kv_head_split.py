@@ -111,9 +111,8 @@ class KVHeadSplit(ReportedPass):
             )
         return split_found
 
-    def __repr__(self) -> str:
-        given = [repr(self.heads)] if self.heads else []
-        return f"{type(self).__name__}({', '.join([*given, *(['strict=True'] if self.strict else [])])})"
+    def _options(self) -> list[str]:
+        return [repr(self.heads)] if self.heads else []
 
 
 def _table(heads: HeadTable | GraphInfo | None) -> dict[int, tuple[int, int, int]]:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from openvino import Model, Type
 
 from ovpasses._openvino import Node, Output, ops
+from ovpasses.errors import RewriteError
 from ovpasses.importers.internal_ops import GatedDeltaNet
 from ovpasses.passes._delta_net_loop import (
     Heads,
@@ -67,7 +68,7 @@ class LowerGatedDeltaNet(ReportedPass):
         strict: see :class:`ReportedPass`.
 
     Raises:
-        ValueError: ``key_heads`` is something else.
+        RewriteError: ``key_heads`` is something else.
     """
 
     looked_for: ClassVar[str] = "GatedDeltaNet op"
@@ -75,7 +76,7 @@ class LowerGatedDeltaNet(ReportedPass):
     def __init__(self, *, native: bool = True, key_heads: str = "tile", strict: bool = False) -> None:
         super().__init__(strict=strict)
         if key_heads not in ("tile", "group"):
-            raise ValueError(f"key_heads is {key_heads!r}, wanted 'tile' or 'group'")
+            raise RewriteError(f"key_heads is {key_heads!r}, wanted 'tile' or 'group'")
         self.native = native
         self.key_heads = key_heads
 
@@ -99,10 +100,10 @@ class LowerGatedDeltaNet(ReportedPass):
                 report.notes.append(f"{name}: {repeats[0]} key heads for {repeats[1]}, {self.key_heads} order")
         return edits
 
-    def __repr__(self) -> str:
+    def _options(self) -> list[str]:
         options = [] if self.native else ["native=False"]
         options += [f"key_heads={self.key_heads!r}"] if self.key_heads != "tile" else []
-        return f"{type(self).__name__}({', '.join([*options, *(['strict=True'] if self.strict else [])])})"
+        return options
 
 
 def _head_counts(op: Node) -> tuple[int, int] | None:

@@ -8,8 +8,9 @@ from typing import ClassVar
 from openvino import Dimension, Model, PartialShape
 
 from ovpasses._openvino import Node, Output, Variable, VariableInfo, assign, ops, read_value
+from ovpasses.errors import RewriteError
 from ovpasses.importers._slots import slot_caches
-from ovpasses.passes._cache_pairs import CachePair, NoPair, cache_name, find_pairs
+from ovpasses.passes._cache_pairs import CachePair, NoPair, cache_name, find_pairs, missing_inputs
 from ovpasses.passes._edit import (
     const,
     consumers,
@@ -77,12 +78,17 @@ class MakeKVStateful(ReportedPass):
         pairs: further caches by name, input name to output name.
         batch: batch size of the initial states; a state of an input with a static batch keeps that.
         strict: see :class:`ReportedPass`.
+
+    Raises:
+        RewriteError: ``batch`` is less than 1.
     """
 
     looked_for: ClassVar[str] = "cache input"
 
     def __init__(self, pairs: Mapping[str, str] | None = None, *, batch: int = 1, strict: bool = False) -> None:
         super().__init__(strict=strict)
+        if batch < 1:
+            raise RewriteError(f"batch is {batch}, wanted at least 1 sequence")
         self.pairs = dict(pairs or {})
         self.batch = batch
 
@@ -102,11 +108,17 @@ class MakeKVStateful(ReportedPass):
                 edits.append(deferred(_make_state, model, found, self.batch))
                 report.done(found.name)
                 scattered |= found.update is not None and found.update.get_type_name() == "ScatterUpdate"
+        for name in missing_inputs(model, self.pairs):
+            report.skip(name, "pair", "the model has no input of that name")
         if scattered:
             edits.append(deferred(_fix_sequence_count, model, report))
         if edits:
             edits.append(deferred(_clean_inputs, model, report))
         return edits
+
+    def _options(self) -> list[str]:
+        options = [repr(self.pairs)] if self.pairs else []
+        return options + ([f"batch={self.batch}"] if self.batch != 1 else [])
 
 
 def _fix_sequence_count(model: Model, report: PassReport) -> None:
@@ -126,7 +138,7 @@ def _make_state(model: Model, pair: CachePair, batch: int) -> None:
     if pair.update is not None:
         bypass(parameter.output(0))
         bypass(pair.update.output(0))
-    read, variable = _read(pair, batch)
+    read, variable = _read(pair, batch, {held.info.variable_id for held in model.get_variables()})
     redirect(parameter.output(0), read.output(0))
     written = result.input_value(0)
     if pair.update is not None:
@@ -140,7 +152,7 @@ def _make_state(model: Model, pair: CachePair, batch: int) -> None:
     model.remove_parameter(parameter)
 
 
-def _read(pair: CachePair, batch: int) -> tuple[Node, Variable]:
+def _read(pair: CachePair, batch: int, taken: set[str]) -> tuple[Node, Variable]:
     parameter = pair.parameter
     shape = parameter.get_output_partial_shape(0)
     dims = [shape[d] for d in range(shape.rank.get_length())]
@@ -149,7 +161,8 @@ def _read(pair: CachePair, batch: int) -> tuple[Node, Variable]:
     element = parameter.get_element_type()
 
     info = VariableInfo()
-    info.variable_id = cache_name(parameter) + _output_name(pair.result)
+    joined = [cache_name(parameter), _output_name(pair.result)]
+    info.variable_id = "".join(joined) if "".join(joined) not in taken else "/".join(joined)
     info.data_shape = PartialShape(dims)
     info.data_type = element
     variable = Variable(info)

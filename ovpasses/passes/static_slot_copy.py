@@ -74,9 +74,8 @@ class StaticSlotCopy(ReportedPass):
             edits += _writes(model, cache, self.drop_empty, report)
         return edits + _reshapes(reshapes, report)
 
-    def __repr__(self) -> str:
-        options = ["drop_empty=True"] if self.drop_empty else []
-        return f"{type(self).__name__}({', '.join([*options, *(['strict=True'] if self.strict else [])])})"
+    def _options(self) -> list[str]:
+        return ["drop_empty=True"] if self.drop_empty else []
 
 
 def _lists(caches: list[SlotCache], unclear: str | None, report: PassReport) -> list[Edit]:

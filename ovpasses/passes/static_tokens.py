@@ -127,11 +127,11 @@ class StaticTokens(ReportedPass):
         sequences = length.get_length() if length is not None and length.is_static else 1
         return _Sizes(self.tokens, context, self.rows, info_from_graph(model).position_planes, sequences)
 
-    def __repr__(self) -> str:
+    def _options(self) -> list[str]:
         options = [f"tokens={self.tokens}"] if self.tokens != 1 else []
         options += [f"context={self.context}"] if self.context is not None else []
         options += [f"rows={self.rows}"] if self.rows != 1 else []
-        return f"{type(self).__name__}({', '.join([*options, *(['strict=True'] if self.strict else [])])})"
+        return options
 
 
 def _make_static(model: Model, sizes: _Sizes) -> set[str]:

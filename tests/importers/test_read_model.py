@@ -5,14 +5,19 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import gguf
 import numpy as np
 import onnx
 import openvino
 import pytest
 from onnx import TensorProto, helper
+from openvino import Model, PartialShape, Tensor, Type
 
 import ovpasses as ovp
+from models import tiny_graphs as tiny
 from models.tiny_gguf import write_llama
+from ovpasses._openvino import Parameter, ops
+from ovpasses.export import save_ir
 from ovpasses.importers.graph_info import info_from_graph
 from ovpasses.importers.internal_ops import placeholders
 
@@ -192,8 +197,6 @@ def test_model_in_memory_and_info_of_the_caller(recorded: Path) -> None:
 
 
 def test_info_survives_saving(recorded: Path, tmp_path: Path) -> None:
-    from ovpasses.export import save_ir
-
     imported = ovp.read_model(recorded / "gguf/tiny-gemma4-mixed.gguf")
     ovp.Pipeline.preset("stateful").run(imported)
     save_ir(imported, tmp_path / "m.xml")
@@ -216,3 +219,75 @@ def test_metadata_reader_agrees_with_the_package(smollm2: Path) -> None:
             assert np.array_equal(found[name], wanted)
         else:
             assert found[name] == wanted
+
+
+def test_a_model_in_memory_gets_the_masks_of_the_callers_windows(recorded: Path) -> None:
+    info = ovp.read_model(recorded / "gguf/tiny-gemma4-mixed.gguf").info
+    path = recorded / "after/gemma4-mixed/stateful/model.xml"
+    in_memory = ovp.read_model(openvino.Core().read_model(path), info=info)
+    assert "self_kq_mask_swa" in {name for port in in_memory.model.inputs for name in port.get_names()}
+    assert ovp.compare_structure(in_memory.model, ovp.read_model(path, info=info).model)
+
+
+def test_a_text_of_a_gguf_that_is_no_utf8_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Named(gguf.GGUFWriter):
+        def add_context_length(self, length: int) -> None:
+            super().add_context_length(length)
+            self.add_name("NAMED")
+
+    monkeypatch.setattr(gguf, "GGUFWriter", Named)
+    path = write_llama(tmp_path / "m.gguf", heads=2, heads_kv=2, size=16, layers=1)
+    path.write_bytes(path.read_bytes().replace(b"NAMED", b"NA\xffED"))
+    assert ovp.read_model(path).info.architecture == "llama"
+
+
+@pytest.mark.parametrize(("name", "rank"), [("cache_s_l0", 2), ("past_key_values.0.key", 3)])
+def test_a_cache_of_another_rank_is_read(name: str, rank: int) -> None:
+    past = tiny.parameter(name, [1, 16, 1][:rank], "f32")
+    turned = ops.transpose(ops.reshape(past, tiny.int_constant([1, 2, 2, 4]), False), tiny.int_constant([0, 2, 1, 3]))
+    assert ovp.read_model(Model([tiny.result(turned.output(0), "y")], [past])).info.layers is not None
+
+
+def test_positions_of_an_unknown_rank_are_read() -> None:
+    given = Parameter(Type.i32, PartialShape.dynamic())
+    given.output(0).get_tensor().set_names({"inp_pos"})
+    planes = ops.reshape(given, tiny.int_constant([1, 1, 4, -1]), False)
+    assert ovp.read_model(Model([tiny.result(planes.output(0), "y")], [given])).info.position_planes == 1
+
+
+def test_an_offset_that_is_no_constants_is_no_weight(tmp_path: Path) -> None:
+    given = tiny.parameter("x", [2], "i64")
+    boxes = ops.prior_box(given, tiny.int_constant([32, 32]), {"min_size": [1.0], "offset": 0.5, "clip": True})
+    openvino.save_model(Model([tiny.result(boxes.output(0), "y")], [given]), tmp_path / "m.xml")
+    assert 'offset="0.5"' in (tmp_path / "m.xml").read_text()
+    assert len(ovp.read_model(tmp_path / "m.xml").model.inputs) == 1
+
+
+def test_a_name_that_no_disk_takes_is_one_line() -> None:
+    with pytest.raises(ovp.ModelReadError, match="cannot be read: File name too long"):
+        ovp.read_model("x" * 300 + ".gguf")
+
+
+def test_stand_ins_are_found_in_bodies_and_compute_nothing(recorded: Path) -> None:
+    dump = ovp.read_model(recorded / "after/qwen35/stateless/model.xml").model
+    net = placeholders(dump)[0]
+    inner = [Parameter(net.get_input_element_type(i), net.get_input_partial_shape(i)) for i in range(6)]
+    stand_in = type(net)([p.output(0) for p in inner], **net.attributes)
+    result = ops.result(stand_in.output(0))
+    outer = [Parameter(p.get_element_type(), p.get_partial_shape()) for p in inner]
+    flag = Parameter(Type.boolean, PartialShape([]))
+    node = ops.if_op(flag.output(0))
+    node.set_then_body(Model([result], inner))
+    other = Parameter(inner[2].get_element_type(), inner[2].get_partial_shape())
+    same = ops.result(other)
+    node.set_else_body(Model([same], [other]))
+    for number, value in enumerate(outer):
+        node.set_input(value.output(0), inner[number], other if number == 2 else None)
+    model = Model([ops.result(node.set_output(result, same))], [flag, *outer])
+    assert len(placeholders(model)) == 1
+    with pytest.raises(ovp.DeviceError, match="the internal op GatedDeltaNet of this IR cannot be computed"):
+        ovp.compile_model(model, "CPU")
+    with pytest.raises(ovp.RewriteError, match="cannot read back the internal op GatedDeltaNet"):
+        save_ir(ovp.ImportedModel(model), Path("never.xml"))
+    values = [Tensor(np.ones([1, 1, 1, 1][: p.get_partial_shape().rank.get_length()], np.float32)) for p in inner]
+    assert not stand_in.evaluate([Tensor(np.zeros([1, 1, 1, 1], np.float32))] * 2, values)

@@ -383,7 +383,7 @@ def test_one_op_of_two_is_skipped() -> None:
 
 
 def test_key_heads_is_checked_and_shown() -> None:
-    with pytest.raises(ValueError, match="'tile' or 'group'"):
+    with pytest.raises(RewriteError, match="'tile' or 'group'"):
         LowerGatedDeltaNet(key_heads="interleave")
     assert repr(LowerGatedDeltaNet()) == "LowerGatedDeltaNet()"
     assert repr(LowerGatedDeltaNet(key_heads="group", strict=True)) == (

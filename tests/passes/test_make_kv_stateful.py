@@ -482,3 +482,42 @@ def test_a_converted_model_is_left_alone(name: str, smollm2: Path, tmp_path: Pat
         assert_same(again, twin)
         assert_same(again, model)
         assert names(again) == names(model)
+
+
+def test_a_given_pair_whose_input_is_not_there() -> None:
+    report = check_unchanged(lambda: MakeKVStateful({"memm": "out"}), lambda: replaced([1, 4], [1, 4]))
+    assert only_skip(report) == ("pair", "the model has no input of that name")
+    model = replaced([1, 4], [1, 4])
+    assert MakeKVStateful({"memory": "out"}, strict=True).run_on_model(model)
+    assert not MakeKVStateful({"memory": "out"}, strict=True).run_on_model(model)  # it is a state by now
+
+
+def test_two_inputs_joined_along_the_batch_are_no_cache() -> None:
+    def build() -> Model:
+        a, b = tiny.parameter("a", [-1, 4], "f32"), tiny.parameter("b", [-1, 4], "f32")
+        return Model([tiny.result(ops.concat([a, b], axis=0).output(0), "y")], [a, b])
+
+    assert check_unchanged(MakeKVStateful, build).candidates == 0
+
+
+def test_states_whose_names_would_run_together_to_one() -> None:
+    names = [("x1", "1y"), ("x11", "y")]
+    pasts = [tiny.parameter(name, [1, 4], "f32") for name, _ in names]
+    news = [tiny.result(ops.relu(past).output(0), out) for past, (_, out) in zip(pasts, names, strict=True)]
+    model = Model(news, pasts)
+    MakeKVStateful(dict(names), strict=True).run_on_model(model)
+    assert {v.info.variable_id for v in model.get_variables()} == {"x11y", "x11/y"}
+    CORE.compile_model(model, "CPU")
+
+
+def test_options_are_checked_and_shown() -> None:
+    with pytest.raises(RewriteError, match="batch is -1, wanted at least 1"):
+        MakeKVStateful(batch=-1)
+    assert repr(MakeKVStateful({"a": "b"}, batch=2, strict=True)) == "MakeKVStateful({'a': 'b'}, batch=2, strict=True)"
+
+
+def test_an_odd_list_of_recurrent_ports_is_refused() -> None:
+    model = replaced([1, 4], [1, 4])
+    model.set_rt_info("memory,out,more", ["gguf_recurrent_states"])
+    with pytest.raises(RewriteError, match="gguf_recurrent_states names 3 ports, wanted pairs"):
+        MakeKVStateful().run_on_model(model)
