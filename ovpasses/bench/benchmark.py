@@ -21,7 +21,8 @@ from ovpasses.bench.session_runner import SessionRunner, open_session
 from ovpasses.bench.settings import BenchError, Settings
 from ovpasses.bench.stopwatch import Stopwatch
 from ovpasses.importers import ImportedModel
-from ovpasses.runtime.devices import is_npu, refuse_absent
+from ovpasses.runtime.device_names import is_npu
+from ovpasses.runtime.devices import refuse_absent
 
 STUCK = "past depth 0 a prefill is timed once, after decoding, since its states cannot be cut back"
 

@@ -11,6 +11,7 @@ from openvino import CompiledModel, Core, Model
 from ovpasses.errors import DeviceError, one_line
 from ovpasses.importers import ImportedModel
 from ovpasses.importers.internal_ops import placeholders
+from ovpasses.runtime.device_names import is_npu, may_be_cpu
 from ovpasses.runtime.fingerprint import keep_fingerprint
 from ovpasses.runtime.square_attention import refuse_square_attention
 from ovpasses.runtime.state_types import declared_as_held
@@ -32,11 +33,6 @@ NPU_DEFAULTS = {
     "NPUW_DQ_FULL": "NO",
     "NPU_COMPILER_DYNAMIC_QUANTIZATION": "YES",
 }
-
-
-def is_npu(device: str) -> bool:
-    """Whether a device name is an NPU's (``NPU``, ``NPU.0``)."""
-    return device.split(".")[0] == "NPU"
 
 
 def device_name(device: str | None, environ: Mapping[str, str] = os.environ) -> str:
@@ -102,7 +98,7 @@ def compile_model(
     _refuse_placeholders(model)
     if is_npu(name):
         _refuse_dynamic(model)
-    if name == "CPU":
+    if may_be_cpu(name):
         refuse_square_attention(model)
     refuse_absent(name, core)
     properties = compile_properties(model, name, config, environ)
@@ -125,7 +121,7 @@ def _declared_precision(model: Model, device: str) -> dict[str, Any]:
     """Keep KV states on a CPU in the type that the graph declares; the plugin would make them u8 on its own."""
     dynamic = [v.info for v in model.get_variables() if v.info.data_shape.is_dynamic]
     types = {info.data_type.get_type_name() for info in dynamic}
-    return {"KV_CACHE_PRECISION": types.pop()} if device == "CPU" and types in ({"f16"}, {"f32"}, {"bf16"}) else {}
+    return {"KV_CACHE_PRECISION": types.pop()} if may_be_cpu(device) and types in ({"f16"}, {"f32"}, {"bf16"}) else {}
 
 
 def _refuse_placeholders(model: Model) -> None:

@@ -12,7 +12,8 @@ from openvino import Core
 from ovpasses.importers import ImportedModel
 from ovpasses.pipeline import Pipeline, PipelineReport
 from ovpasses.runtime.chunked_prefill import ChunkedSession
-from ovpasses.runtime.devices import compile_model, compile_properties, device_name, is_npu
+from ovpasses.runtime.device_names import is_npu
+from ovpasses.runtime.devices import compile_model, compile_properties, device_name
 from ovpasses.runtime.session import Session
 
 FORCE_STATIC_VARIABLE = "GGML_OPENVINO_FORCE_STATIC"

@@ -135,10 +135,18 @@ def held_types(compiled: CompiledModel) -> Counter[str]:
         readers = [_note(port.get_node(), "layerType") for port in node.output(0).get_target_inputs()]
         kind = _note(node, "outputPrecisions")
         if "ScaledDotProductAttention" in readers:
-            with suppress(RuntimeError):  # a device without that property keeps states as they are declared
-                kind = compiled.get_property("KV_CACHE_PRECISION")
+            kind = _kv_precision(compiled) or kind
         held[type_name(kind)] += 1
     return held
+
+
+def _kv_precision(compiled: CompiledModel) -> Any:
+    """``KV_CACHE_PRECISION`` of the CPU; None of a device without it, which keeps states as they are declared."""
+    with suppress(RuntimeError):
+        return compiled.get_property("KV_CACHE_PRECISION")
+    with suppress(RuntimeError, KeyError):  # AUTO, HETERO and MULTI tell it per device
+        return compiled.get_property("DEVICE_PROPERTIES")["CPU"]["KV_CACHE_PRECISION"]
+    return None
 
 
 def _note(node: Any, key: str) -> str:

@@ -6,6 +6,7 @@ from openvino import Model
 
 from ovpasses._openvino import Node
 from ovpasses.errors import DeviceError
+from ovpasses.importers._walk import all_ops
 
 
 def refuse_square_attention(model: Model) -> None:
@@ -19,7 +20,7 @@ def refuse_square_attention(model: Model) -> None:
     Raises:
         DeviceError: the model holds one; names it.
     """
-    for node in model.get_ops():
+    for node in all_ops(model):
         if node.get_type_name() == "ScaledDotProductAttention" and _is_square(node):
             shape = node.get_output_partial_shape(0)
             raise DeviceError(

@@ -11,6 +11,7 @@ from openvino import Type as ElementType
 
 from ovpasses._openvino import VariableInfo, ops
 from ovpasses.passes._states import State, give_initial_value, states
+from ovpasses.runtime.device_names import may_be_cpu
 
 
 def declared_as_held(model: Model, device: str, properties: Mapping[str, Any], core: Core) -> Model:
@@ -29,7 +30,7 @@ def declared_as_held(model: Model, device: str, properties: Mapping[str, Any], c
     Returns:
         The model itself when nothing is to be done, else a copy that shares its constants.
     """
-    if device != "CPU" or not any(_widens(s, properties, core) for s in states(model)):
+    if not may_be_cpu(device) or not any(_widens(s, properties, core) for s in states(model)):
         return model
     copy = model.clone()
     for state in list(states(copy)):

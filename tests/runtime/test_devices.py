@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import ovpasses as ovp
+from ovpasses.runtime.device_names import may_be_cpu
 from ovpasses.runtime.devices import NPU_DEFAULTS, device_name
 
 NPU_PARAMETERS = "NPU_COMPILATION_MODE_PARAMS"
@@ -92,6 +94,51 @@ def test_kv_states_keep_their_declared_type_on_a_cpu(recorded: Path) -> None:
     assert compile_with(stateful, "CPU")["KV_CACHE_PRECISION"] == "f16"
     assert compile_with(stateful, "CPU", {"KV_CACHE_PRECISION": "u8"})["KV_CACHE_PRECISION"] == "u8"
     assert "KV_CACHE_PRECISION" not in compile_with(stateful, "GPU")
+
+
+def test_names_that_may_stand_for_a_cpu() -> None:
+    for device in (
+        "CPU",
+        "CPU.0",
+        "AUTO",
+        "AUTO:CPU",
+        "AUTO:GPU,CPU",
+        "HETERO:GPU.0,CPU",
+        "MULTI:CPU,GPU",
+        "BATCH:CPU(4)",
+    ):
+        assert may_be_cpu(device), device
+    for device in ("GPU", "NPU", "NPU.0", "AUTO:GPU,NPU", "AUTO:-CPU", "HETERO:GPU,XCPU", "BATCH:GPU(4)"):
+        assert not may_be_cpu(device), device
+
+
+@pytest.mark.parametrize("device", ["AUTO", "AUTO:CPU", "HETERO:CPU", "MULTI:CPU", "BATCH:CPU"])
+def test_a_cpu_by_another_name_gives_the_same_and_tells_its_states(recorded: Path, device: str) -> None:
+    imported = ovp.read_model(recorded / "gguf/tiny-llama-gqa.gguf")
+    ovp.Pipeline.preset("stateful").run(imported)
+    one_thread = {"INFERENCE_NUM_THREADS": 1}
+    plain, named, rounded = (
+        ovp.Session(ovp.compile_model(imported, name, config), imported.info)
+        for name, config in (("CPU", one_thread), (device, one_thread), (device, {"KV_CACHE_PRECISION": "u8"}))
+    )
+    for session in (plain, named, rounded):
+        session.prefill(range(20))
+    checkpoint = named.checkpoint()
+    wanted = plain.decode(7)
+    assert np.array_equal(named.decode(7), wanted)
+    named.restore(checkpoint)
+    assert np.array_equal(named.decode(7), wanted)
+    with pytest.raises(ovp.StateError, match="is held in u8 and read as f16, which is not exact"):
+        rounded.checkpoint()
+
+
+@pytest.mark.needs_2026_4
+def test_static_attention_that_a_cpu_computes_wrong_is_refused_by_every_name(recorded: Path) -> None:
+    imported = ovp.read_model(recorded / "gguf/tiny-gemma4-mixed.gguf")
+    ovp.Pipeline.preset("static-prefill", chunk=4, context=64).run(imported)
+    for device in ("CPU", "AUTO", "HETERO:CPU"):
+        with pytest.raises(ovp.DeviceError, match="as many tokens as heads"):
+            ovp.compile_model(imported, device)
 
 
 def test_stand_in_of_an_internal_op_is_refused_with_its_name(recorded: Path) -> None:
