@@ -19,6 +19,7 @@ from ovpasses.runtime.ports import (
     input_tensor,
     last_dim,
     logits_port,
+    one_id,
     read_logits,
     run_in_pieces,
 )
@@ -135,7 +136,7 @@ class ChunkedSession(Resumable):
             StateError: as :meth:`prefill`.
             DeviceError: as :meth:`prefill`.
         """
-        return self._infer(self._decode, self._checked([token]), False, None)
+        return self._infer(self._decode, self._checked(one_id(token)), False, None)
 
     def _piece(self, ids: np.ndarray, all_logits: bool, given: np.ndarray | None) -> np.ndarray:
         cells = self._prefill.cells

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 from openvino import CompiledModel, InferRequest, Tensor
@@ -30,11 +31,19 @@ class ExternalCache:
         ports: the cache inputs, by name.
         cells: how many tokens of a sequence the caches hold, where the graph leaves it open.
 
+    Attributes:
+        compiled: the model.
+        cells, sequences: how many of each there are.
+        users: who runs which sequence.
+
     Raises:
         StateError: a cache's shape or output cannot be told.
     """
 
     def __init__(self, compiled: CompiledModel, ports: dict[str, Any], cells: int) -> None:
+        self.compiled = compiled
+        # By sequence, as long as it lives.
+        self.users: WeakValueDictionary[int, Any] = WeakValueDictionary()
         self._outputs = {name: output_of(compiled, name) for name in ports}
         rows = {name: port for name, port in ports.items() if not is_in_slots(name)}
         lengths = {name: _cells(port, self._outputs[name], cells) for name, port in rows.items()}

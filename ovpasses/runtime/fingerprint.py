@@ -13,6 +13,7 @@ from xxhash import xxh3_128, xxh3_128_hexdigest
 from ovpasses._openvino import Node
 from ovpasses.errors import StateError
 from ovpasses.importers import ImportedModel
+from ovpasses.importers._walk import all_ops
 
 # Shapes, axes and permutations, of which passes add some and drop others.
 NOT_WEIGHTS = ("i32", "i64", "u32", "u64", "boolean", "string")
@@ -27,9 +28,10 @@ _START = 1 << 12  # bytes that tell of nearly every constant that it is not zero
 def weights_fingerprint(model: Model) -> str:
     """A digest of the weights: of every constant that has several elements, is no integer for shapes, and is not zero.
 
-    Bytes and type of each count; names, order, shapes and how often a constant is there do not, since passes change
-    them. What small constants alone compute counts in their place, since one exporter writes the frequencies of a rope,
-    and another what they are made of. The digest is XXH3's of 128 bits, which runs as fast as memory is read.
+    Those in the bodies of loops and branches are among them. Bytes and type of each count; names, order, shapes and how
+    often a constant is there do not, since passes change them. What small constants alone compute counts in their
+    place, since one exporter writes the frequencies of a rope, and another what they are made of. The digest is XXH3's
+    of 128 bits, which runs as fast as memory is read.
 
     Args:
         model: a graph before or after passes.
@@ -50,7 +52,7 @@ def _constants(model: Model) -> Iterator[tuple[Node, np.ndarray]]:
     found: dict[str, tuple[Node, np.ndarray]] = {}
     small: dict[str, np.ndarray] = {}
     made: set[str] = set()
-    for node in model.get_ordered_ops():
+    for node in all_ops(model):
         if node.get_type_name() == "Constant":
             value, name = _value(node), node.get_name()
             found[name] = node, value

@@ -56,12 +56,13 @@ class Step:
 def causal_mask(step: Step, window: int | None = None) -> np.ndarray:
     """Additive mask f32 ``[T, start + T]`` or ``[T, cells]``: 0 where a token may look, -inf elsewhere.
 
-    No real token sees padding, as that comes after it; padding sees what comes before it, so no row is all -inf.
+    No real token sees padding, as that comes after it; padding sees what comes before it, or before the last cell when
+    it is past that, so no row is all -inf.
     A token at position p sees positions q <= p; with a window also p - q < window (llama.cpp's standard
     sliding window, ``LLAMA_SWA_TYPE_STANDARD``).
     """
-    query = step.positions[:, None]
     key = np.arange(step.cells or step.start + step.count)[None, :]
+    query = np.minimum(step.positions, key.size - 1)[:, None]
     seen = key <= query
     if window is not None:
         seen &= query - key < window

@@ -9,7 +9,7 @@ import numpy as np
 from openvino import CompiledModel, InferRequest, Tensor
 from openvino import Type as ElementType
 
-from ovpasses.errors import StateError
+from ovpasses.errors import StateError, one_line
 from ovpasses.ggml_names import CACHE_NAME, PAST_NAME
 from ovpasses.importers.graph_info import GraphInfo
 from ovpasses.runtime.external_cache import is_cache_output
@@ -57,17 +57,41 @@ def checked_ids(tokens: Sequence[int] | np.ndarray, n_vocab: int | None) -> np.n
     Raises:
         StateError: there is none, one is no integer, or one is outside the vocabulary.
     """
-    ids = np.asarray(tokens).reshape(-1)
+    ids = integer_ids(tokens)
     if ids.size == 0:
         raise StateError("the prompt is empty, wanted at least one token")
-    if not np.issubdtype(ids.dtype, np.integer):
-        raise StateError(f"token ids are {ids.dtype}, wanted integers")
-    ids = ids.astype(np.int64)
     wrong = ids[(ids < 0) | (ids >= n_vocab)] if n_vocab is not None else ids[ids < 0]
     if wrong.size:
         known = f"0 to {n_vocab - 1}" if n_vocab is not None else "at least 0"
         raise StateError(f"token id {wrong[0]} is outside the vocabulary, wanted {known}")
     return ids
+
+
+def one_id(token: int) -> np.ndarray:
+    """A token id for an inference of one token, as int64 ``[1]``.
+
+    Raises:
+        StateError: it is no integer, or there are several.
+    """
+    ids = integer_ids(np.asarray(token))
+    if ids.size != 1:
+        raise StateError(f"{ids.size} tokens are given to decode, wanted 1; prefill takes several")
+    return ids
+
+
+def integer_ids(tokens: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Integers as int64 ``[T]``, none too.
+
+    Raises:
+        StateError: one is no integer.
+    """
+    try:
+        ids = np.asarray(tokens).reshape(-1)
+    except ValueError as error:
+        raise StateError(f"token ids are no list of integers: {one_line(error)}") from error
+    if ids.size and not np.issubdtype(ids.dtype, np.integer):
+        raise StateError(f"token ids are {ids.dtype}, wanted integers")
+    return ids.astype(np.int64)
 
 
 def input_tensor(name: str, value: np.ndarray, port: Any) -> Tensor:

@@ -11,6 +11,7 @@ from ovpasses.errors import StateError
 from ovpasses.importers.graph_info import GraphInfo
 from ovpasses.runtime.checkpoints import Checkpoint, Checkpoints
 from ovpasses.runtime.ggml_rows import from_ggml_rows, to_ggml_rows
+from ovpasses.runtime.ports import integer_ids
 from ovpasses.runtime.state_keeper import StateKeeper, checked_rotation
 from ovpasses.runtime.states import StateStore, Values
 
@@ -125,10 +126,10 @@ class Resumable:
 
         Raises:
             StateError: states cannot be read exactly; the weights' fingerprint is not known;
-                there are more tokens or fewer than were run; or the file cannot be written.
+                there are more tokens or fewer than were run, or other than integers; or the file cannot be written.
         """
         self._check_known("save")
-        ids = None if tokens is None else np.asarray(tokens, dtype=np.int64).reshape(-1)
+        ids = None if tokens is None else integer_ids(tokens)
         if ids is not None and ids.size != self._position:
             raise StateError(f"{ids.size} tokens are given to save with the state, wanted the {self._position} run")
         self._keeper.save(path, self._position, ids, self._checkpoints.by_position())

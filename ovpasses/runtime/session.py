@@ -16,7 +16,15 @@ from ovpasses.runtime.cell_states import CellStates
 from ovpasses.runtime.external_cache import SLOT_KINDS, ExternalCache, default_cells
 from ovpasses.runtime.fingerprint import fingerprint_of
 from ovpasses.runtime.inputs import MAKERS, ROW_INPUTS, Step
-from ovpasses.runtime.ports import check_inputs, checked_ids, input_tensor, logits_port, read_logits, run_in_pieces
+from ovpasses.runtime.ports import (
+    check_inputs,
+    checked_ids,
+    input_tensor,
+    logits_port,
+    one_id,
+    read_logits,
+    run_in_pieces,
+)
 from ovpasses.runtime.request_states import RequestStates
 from ovpasses.runtime.resumable import Resumable
 from ovpasses.runtime.states import StateStore
@@ -42,7 +50,7 @@ class Session(Resumable):
 
     Raises:
         StateError: the model needs inputs that a session cannot make, still has its caches outside, or there is no such
-            slot.
+            slot, or it is another session's; or ``beside`` is of another compiled model.
     """
 
     def __init__(
@@ -68,10 +76,11 @@ class Session(Resumable):
         self._roles = {name: info.roles.get(name, name) for name in self._ports}
         caches = _cache_inputs(self._ports, self._roles)
         check_inputs(self._ports, self._roles, caches, info)
-        own = _opened_caches(compiled, caches, cells, info) if beside is None else None
-        self._cache: ExternalCache | None = own if beside is None else beside._cache
+        self._cache = _opened_caches(compiled, caches, cells, info) if beside is None else _shared(beside, compiled)
         if not 0 <= slot < self.sequences:
             raise StateError(f"slot is {slot}, but the caches hold {self.sequences} sequence(s)")
+        if self._cache is not None and self._cache.users.setdefault(slot, self) is not self:
+            raise StateError(f"slot {slot} is another session's already, wanted one of its own")
         self._slot = slot
         self._logits = logits_port(compiled, info)
         self._picks_rows = any(role in ROW_INPUTS for role in self._roles.values())
@@ -87,11 +96,11 @@ class Session(Resumable):
 
     def _states(self, compiled: CompiledModel) -> StateStore:
         """Of the model, or of its caches outside; only running goes with both."""
-        cache = self._cache
+        cache, slot = self._cache, self._slot
         self._mixed = cache is not None and bool(self._inside.infos)
         if cache is None:
             return self._inside
-        return CellStates(compiled, lambda: cache.views(self._slot), cache.cells, self.info)
+        return CellStates(compiled, lambda: cache.views(slot), cache.cells, self.info)
 
     @property
     def _request(self) -> InferRequest:
@@ -127,7 +136,7 @@ class Session(Resumable):
                 Nothing has been run then.
             DeviceError: the device failed; the session must be reset before it goes on.
         """
-        ids = self._checked(tokens)
+        ids = self.checked(tokens)
 
         def run(begin: int, end: int) -> np.ndarray:
             return self._infer(ids[begin:end], all_logits)
@@ -143,18 +152,23 @@ class Session(Resumable):
         Raises:
             StateError: as :meth:`prefill`.
         """
-        return self._infer(self._checked([token]), False)
+        return self._infer(self.checked(one_id(token)), False)
 
     def _run(self, feed: dict[str, Tensor]) -> None:
-        if self._failed:
-            raise StateError("an earlier inference of this session failed or was interrupted; reset it")
         self._failed = True  # also when an interrupt comes between the states' step and that of the position
         try:
             self._request.infer(feed)
         except RuntimeError as error:
             raise DeviceError(f"inference failed at position {self._position}: {one_line(error)}") from error
 
-    def _checked(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
+    def checked(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Token ids as int64 ``[T]``, if they can be run now.
+
+        Raises:
+            StateError: as :meth:`prefill`.
+        """
+        if self._failed:
+            raise StateError("an earlier inference of this session failed or was interrupted; reset it")
         ids = checked_ids(tokens, self.info.n_vocab)
         context = self.info.context_length
         if context is not None and self._position + ids.size > context:
@@ -190,6 +204,13 @@ def _opened_caches(
     compiled: CompiledModel, caches: dict[str, Any], cells: int | None, info: GraphInfo
 ) -> ExternalCache | None:
     return ExternalCache(compiled, caches, cells or default_cells(info)) if caches else None
+
+
+def _shared(beside: Session, compiled: CompiledModel) -> ExternalCache:
+    cache = beside._cache
+    if cache is None or cache.compiled is not compiled:
+        raise StateError("beside is no session of this compiled model with its caches outside, wanted one")
+    return cache
 
 
 def _cache_inputs(ports: dict[str, Any], roles: dict[str, str]) -> dict[str, Any]:

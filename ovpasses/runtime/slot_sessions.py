@@ -13,6 +13,7 @@ from ovpasses.importers import ImportedModel
 from ovpasses.importers.graph_info import GraphInfo
 from ovpasses.runtime.cell_states import CellStates
 from ovpasses.runtime.fingerprint import pair_fingerprint
+from ovpasses.runtime.ports import one_id
 from ovpasses.runtime.resumable import Resumable
 from ovpasses.runtime.session import Session
 from ovpasses.runtime.slot_batches import SlotBatches
@@ -75,7 +76,7 @@ class Slot(Resumable):
 
     def decode(self, token: int) -> np.ndarray:
         """Run one token; logits f32 ``[1, vocab]``."""
-        return self._batches.run({self._number: [token]}, False, decode=True)[self._number]
+        return self._batches.run({self._number: one_id(token)}, False, decode=True)[self._number]
 
 
 class SlotSessions:
@@ -160,7 +161,7 @@ class SlotSessions:
 
     def decode(self, tokens: Mapping[int, int]) -> dict[int, np.ndarray]:
         """Run one token of each of several sequences; slot to logits f32 ``[1, vocab]``."""
-        return self._run({slot: [token] for slot, token in tokens.items()}, False, decode=True)
+        return self._run({slot: one_id(token) for slot, token in tokens.items()}, False, decode=True)
 
     def _run(
         self, tokens: Mapping[int, Sequence[int] | np.ndarray], all_logits: bool, *, decode: bool
@@ -168,4 +169,7 @@ class SlotSessions:
         chosen = {slot: self[slot] for slot in tokens}
         if self._batches is not None:
             return self._batches.run(tokens, all_logits, decode)
+        for slot, one in chosen.items():
+            if isinstance(one, Session):
+                one.checked(tokens[slot])  # of all, before the first of them runs
         return {slot: one.prefill(tokens[slot], all_logits) for slot, one in chosen.items()}

@@ -18,8 +18,6 @@ from ovpasses.runtime.inputs import (
     TOKEN_INPUTS,
     VALID_INPUT,
     Step,
-    causal_mask,
-    positions,
 )
 from ovpasses.runtime.ports import check_inputs, input_tensor, last_dim, logits_port, read_logits
 from ovpasses.runtime.shared_caches import carried_ports
@@ -79,11 +77,7 @@ class Batch:
             real = step.count if step.real is None else step.real
             at = step.first_cell + step.positions
             return np.where(np.arange(step.count) < real, at, self.spare)
-        if role == "self_kq_mask":
-            return causal_mask(step)
-        if role == "self_kq_mask_swa":
-            return causal_mask(step, step.window)
-        return positions(step) if role == "inp_pos" else MAKERS[role](step)
+        return MAKERS[role](step)
 
 
 class SlotStage:

@@ -73,8 +73,9 @@ class SavedStateInfo:
         if not isinstance(found, dict) or found.keys() != {f.name for f in fields(cls)}:
             raise ValueError(f"a state is {shown(found)}, wanted the fields {', '.join(f.name for f in fields(cls))}")
         layout, shape, axis = found["layout"], found["shape"], found["axis"]
-        texts = [found["name"], found["kind"], found["dtype"], *(layout if isinstance(layout, list) else [None])]
-        if not all(isinstance(text, str) and text.isprintable() for text in texts) or not are_sizes(shape):
+        texts = [found["kind"], found["dtype"], *(layout if isinstance(layout, list) else [None])]
+        printable = all(isinstance(text, str) and text.isprintable() for text in texts)
+        if not printable or not isinstance(found["name"], str) or not are_sizes(shape):
             raise ValueError(f"a state is {shown(found)}")
         for field in ("layer", "heads", "size", "axis", "window"):
             if found[field] is not None and not are_sizes([found[field]]):

@@ -13,6 +13,7 @@ from openvino import CompiledModel
 
 from ovpasses.errors import StateError
 from ovpasses.ggml_names import CACHE_NAME, PAST_NAME
+from ovpasses.runtime.tensor_table import shown
 
 # Types whose bytes go out of a state and back in as they are.
 EXACT_TYPES: dict[str, np.dtype[Any]] = {"f16": np.dtype(np.float16), "f32": np.dtype(np.float32)}
@@ -56,7 +57,7 @@ class StateInfo:
     def label(self) -> str:
         """The name for messages: ``cache_k_l0`` of the id ``cache_k_l0cache_k_l0``."""
         found = CACHE_NAME.search(self.name)
-        return found.group(0).lstrip(".") if found else self.name
+        return found.group(0).lstrip(".") if found else shown(self.name)
 
     @property
     def kind(self) -> str:

@@ -87,7 +87,7 @@ def _place(name: str, entry: Any) -> TensorPlace:
         raise ValueError(f"tensor {shown(name)} is not described by dtype, shape and data_offsets")
     kind, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     dtype = _TYPES.get(kind) if isinstance(kind, str) else None
-    if dtype is None or not name.isprintable() or not are_sizes(shape) or not are_sizes(offsets) or len(offsets) != 2:
+    if dtype is None or not are_sizes(shape) or not are_sizes(offsets) or len(offsets) != 2:
         raise ValueError(f"tensor {shown(name)} is {shown(kind)} {shown(shape)} at {shown(offsets)}")
     begin, end = offsets
     if len(shape) > 8 or end - begin != dtype.itemsize * prod(shape):

@@ -33,3 +33,11 @@ def test_every_token_sees_itself_and_window_minus_one_before() -> None:
 def test_positions_of_text_under_mrope() -> None:
     assert positions(step(2, 5)).tolist() == [5, 6]
     assert positions(step(2, 5, planes=4)).tolist() == [5, 6, 5, 6, 5, 6, 0, 0]
+
+
+def test_no_row_of_a_mask_is_empty() -> None:
+    """Of padding past the last cell, too: a row of -inf alone is NaN after the Softmax."""
+    padded = Step(np.zeros(4, np.int64), 14, np.zeros(1, np.int64), window=2, real=1, cells=16)
+    for mask in (causal_mask(padded), causal_mask(padded, 2)):
+        assert (mask == 0).any(axis=1).all()
+    assert causal_mask(padded, 2)[0].tolist() == [NO] * 13 + [0, 0, NO]

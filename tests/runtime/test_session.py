@@ -73,9 +73,15 @@ def test_a_refusal_leaves_the_session_as_it_was(model: tuple[CompiledModel, ovp.
     session, control = ovp.Session(*model), ovp.Session(*model)
     session.prefill(TOKENS[:10])
     control.prefill(TOKENS[:10])
-    for bad in ([], [320], [-1], [1.5], list(range(2048))):
+    for bad in ([], [320], [-1], [1.5], list(range(2048)), [[1, 2], [3]], ["a"], [None]):
         with pytest.raises(ovp.StateError):
-            session.prefill(bad)
+            session.prefill(bad)  # type: ignore[arg-type]
+    for wrong in ([3, 4], [], 1.5, None, "a"):
+        with pytest.raises(ovp.StateError):
+            session.decode(wrong)  # type: ignore[arg-type]
+    for tokens in ([1.5] * 10, ["a"] * 10, [[1], [2, 3]], [1] * 9):
+        with pytest.raises(ovp.StateError, match=r"token ids are|9 tokens are given"):
+            session.save("never.safetensors", tokens=tokens)  # type: ignore[arg-type]
     assert session.position == 10
     assert np.array_equal(session.decode(3), control.decode(3))
 

@@ -155,6 +155,28 @@ def test_every_sequence_has_the_options(tmp_path: Path) -> None:
         assert turned[3].restore(tmp_path / "s.safetensors") == 2
 
 
+def test_nothing_is_run_when_one_of_several_is_refused() -> None:
+    """Where sequences run one by one, too."""
+    sessions = FORMS["one by one"]()
+    with pytest.raises(ovp.StateError, match="outside the vocabulary"):
+        sessions.prefill({0: [1, 2, 3], 1: [99999]})
+    assert [one.position for one in sessions] == [0, 0, 0, 0]
+
+
+def test_a_sequence_is_run_by_one_session_only() -> None:
+    compiled, info = one_by_one("after")
+    first = ovp.Session(compiled, info, cells=CONTEXT)
+    with pytest.raises(ovp.StateError, match="slot 0 is another session's already"):
+        ovp.Session(compiled, info, beside=first)
+    second = ovp.Session(compiled, info, slot=1, beside=first)
+    second.prefill([1, 2])
+    del second
+    again = ovp.Session(compiled, info, slot=1, beside=first)  # of whom nobody is left
+    assert nmse(again.prefill(PROMPTS[1]), first.prefill(PROMPTS[1])) < 1e-10
+    with pytest.raises(ovp.StateError, match="beside is no session of this compiled model"):
+        ovp.Session(*one_by_one("before"), slot=1, beside=first)
+
+
 def test_two_models_of_other_weights_are_no_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     (prefill, info), (decode, _) = static("after", "prefill"), static("after", "decode")
     ovp.SlotSessions(prefill, info, decode=decode)

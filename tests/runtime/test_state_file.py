@@ -242,3 +242,41 @@ def test_a_header_is_what_it_was_written_from(saved: Path, tmp_path: Path) -> No
     write_state_file(tmp_path / "s.safetensors", replace(found, tokens=None))
     again = read_state_file(tmp_path / "s.safetensors")
     assert (again.header, again.tokens) == (found.header, None)
+
+
+def test_weights_in_a_body_count() -> None:
+    assert weights_fingerprint(branched(1.0)) == weights_fingerprint(branched(1.0))
+    assert weights_fingerprint(branched(1.0)) != weights_fingerprint(branched(2.0))
+
+
+def branched(weight: float) -> openvino.Model:
+    flag, x = ops.parameter([], bool), ops.parameter([2, 2], np.float32)
+    node = ops.if_op(flag.output(0))
+    made = []
+    for factor in (weight, -weight):
+        inner = ops.parameter([2, 2], np.float32)
+        end = ops.result(ops.multiply(inner, ops.constant(np.float32([[factor, 3], [4, 5]]))))
+        made.append((inner, end))
+    node.set_then_body(openvino.Model([made[0][1]], [made[0][0]]))
+    node.set_else_body(openvino.Model([made[1][1]], [made[1][0]]))
+    node.set_input(x.output(0), made[0][0], made[1][0])
+    return openvino.Model([node.set_output(made[0][1], made[1][1])], [flag, x])
+
+
+@pytest.mark.parametrize("name", ["a\tb", "a\xa0b", "x\n", "a b/c.d"])
+def test_a_state_of_any_name_goes_into_a_file_and_back(recorded: Path, name: str, tmp_path: Path) -> None:
+    imported = ovp.read_model(recorded / "gguf/tiny-llama-gqa.gguf")
+    ovp.Pipeline.preset("stateful").run(imported)
+    for number, variable in enumerate(imported.model.get_variables()):
+        info = variable.info
+        info.variable_id = f"{name}{number}"
+        variable.update(info)
+    compiled = ovp.compile_model(imported, "CPU", ONE_THREAD)
+    session, other = ovp.Session(compiled, imported.info), ovp.Session(compiled, imported.info)
+    session.prefill([1, 2, 3])
+    session.save(tmp_path / "s.safetensors")
+    assert other.restore(tmp_path / "s.safetensors") == 3
+    assert np.array_equal(other.decode(4), session.decode(4))
+    with pytest.raises(ovp.StateError) as refusal:
+        session.trim(9)
+    assert "\n" not in str(refusal.value)
