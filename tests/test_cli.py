@@ -247,6 +247,7 @@ def test_what_cannot_be_restored_or_saved_is_one_line(
         ((model, *tokens, "--restore-state", tmp_path / "none.safetensors"), "cannot be read: No such file"),
         ((other, *tokens, "--restore-state", state), "is of a model with weights"),
         ((model, *tokens, "--save-state", tmp_path / "no" / "s.safetensors"), "cannot be written: there is no folder"),
+        ((model, *tokens, "--logits", tmp_path / "no" / "l.npy"), "cannot be written: there is no folder"),
         (
             (model, *tokens, "--restore-state", state, "-n", "2018"),
             "2 prompt tokens after 30 restored ones and 2018 to generate go past the model's context of 2048 tokens",

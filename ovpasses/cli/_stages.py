@@ -6,9 +6,9 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from ovpasses.cli._progress import TerminalProgress
 from ovpasses.runtime import ChunkedSession, Session
 
 
@@ -17,16 +17,13 @@ class Stages:
 
     def __init__(self, figures: dict[str, float], quiet: bool) -> None:
         self.figures = figures
-        console = Console(stderr=True)
-        self._progress = Progress(
+        self._progress = TerminalProgress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            console=console,
-            transient=True,
-            disable=quiet or not console.is_terminal,
+            quiet=quiet,
         )
 
     def __enter__(self) -> Stages:

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from ovpasses.bench import Settings, benchmark, choose_arms
 from ovpasses.bench.arms import ALL, CATALOG, DEFAULT, FORM
 from ovpasses.cli._app import AsJson, InfoFile, Model, make_console
 from ovpasses.cli._arguments import info_of, model_path
+from ovpasses.cli._progress import TerminalProgress
 from ovpasses.importers import read_model
 from ovpasses.runtime.devices import device_name
 
@@ -72,16 +72,8 @@ def bench(
         from ovpasses.bench.plot import check_plot, save_plot
 
         check_plot(plot)
-    console = Console(stderr=True)
-    shown = Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=as_json or not console.is_terminal,
-    )
-    with shown:
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with TerminalProgress(*columns, quiet=as_json) as shown:
         task = shown.add_task("reading the model", total=None)
         imported = read_model(model_path(model), info=info_of(info))
         report = benchmark(

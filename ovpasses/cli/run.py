@@ -56,8 +56,9 @@ def run(
         raise StateError("both --prompt and --tokens are given, wanted one")
     if restore_state is not None and prompt is None and tokens is None:
         raise StateError("--restore-state is given without what comes after it, wanted --prompt or --tokens too")
-    if save_state is not None and not save_state.absolute().parent.is_dir():
-        raise StateError(f"{save_state}: cannot be written: there is no folder {save_state.absolute().parent}")
+    for written in (save_state, logits):
+        if written is not None and not written.absolute().parent.is_dir():
+            raise StateError(f"{written}: cannot be written: there is no folder {written.absolute().parent}")
     properties = key_values(config, "--config", "KEY=VALUE")
     figures: dict[str, float] = {}
     path = model_path(model)
@@ -69,7 +70,7 @@ def run(
         text, ids, before = None, np.zeros(0, dtype=np.int64), _Before()
         if not dry_run:
             before = _Before() if restore_state is None else _read_before(restore_state)
-            text = _text_layer(path, prompt, tokens)
+            text = _text_layer(path, tokens)
             ids = _prompt_ids(text, prompt, tokens, begin=not before.position)
             _check_context(imported, before.position, ids.size, count)
         chosen = passes or pairs or preset not in (None, "stateful")
@@ -164,7 +165,7 @@ def _print_run(result: dict[str, Any], plan: RunPlan, prompt: str | None) -> Non
     console.print(table)
 
 
-def _text_layer(path: Path, prompt: str | None, tokens: Path | None) -> TextLayer | None:
+def _text_layer(path: Path, tokens: Path | None) -> TextLayer | None:
     if tokens is not None:
         return None
     if path.suffix.lower() != ".gguf":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -96,8 +97,7 @@ class GraphRun:
 
 
 def _by_name(ports: Any) -> dict[str, int]:
-    """Name to number of a model's inputs or outputs; those without a name of their own are called by the number."""
-    found = {}
-    for i, port in enumerate(ports):
-        found[min(tensor_names(port.get_node()), default=f"number {i}")] = i
-    return found
+    """Name to number of a model's inputs or outputs; those without a name of their own have the number in it."""
+    names = [min(tensor_names(port.get_node()), default=f"number {i}") for i, port in enumerate(ports)]
+    shared = {name for name, count in Counter(names).items() if count > 1}
+    return {f"{name} (number {i})" if name in shared else name: i for i, name in enumerate(names)}

@@ -24,3 +24,6 @@ class NotEquivalentError(OvpassesError, AssertionError):
     def __init__(self, report: EquivalenceReport) -> None:
         super().__init__(report.summary)
         self.report = report
+
+    def __reduce__(self) -> tuple[type[NotEquivalentError], tuple[EquivalenceReport]]:
+        return type(self), (self.report,)  # else it would be made again of its text

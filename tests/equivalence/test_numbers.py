@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,9 @@ from ovpasses._openvino import ops
 from ovpasses.cli import main
 from ovpasses.equivalence import structure_digest
 from ovpasses.equivalence._metrics import distance
-from tests.equivalence.graph_edits import change_all, feed, of_type, state
+from tests.equivalence.graph_edits import change_all, feed, of_type, rename_variables, reorder, state
 from tests.equivalence.model_forms import RECORDED, copied, dump, rewritten, static_dump
-from tests.equivalence.test_planted import change_a_weight, rename_variables, reorder
+from tests.equivalence.test_planted import change_a_weight
 
 KNOBS = tiny.Decoder(layers=2, heads=2, repeats=2)
 
@@ -326,3 +327,21 @@ def test_the_slice_of_a_mask_is_no_weight() -> None:
     """The planted weight is where the other tests say that it is."""
     model = dump("llama-gqa", "stateful-prerelayout").model
     assert "Kcur-0" in of_type(model, "MatMul")[1].get_friendly_name()
+
+
+def test_ports_that_share_a_name_are_all_compared() -> None:
+    def build(factor: float) -> ov.Model:
+        x, y = (tiny.parameter("x", [2], "f32") for _ in range(2))
+        scaled = ops.multiply(x, ops.constant(np.float32([factor, factor])))
+        return ov.Model([tiny.result(scaled.output(0), "out"), tiny.result(ops.relu(y).output(0), "out")], [x, y])
+
+    assert compare_numbers(build(2), build(2))
+    assert not compare_numbers(build(2), build(3))
+
+
+def test_a_failure_goes_through_a_process_boundary() -> None:
+    report = compare_numbers(tiny.stateful(tiny.Decoder()), tiny.stateful(tiny.Decoder()))
+    report.differences.append("planted")
+    again = pickle.loads(pickle.dumps(NotEquivalentError(report)))
+    assert str(again) == report.summary
+    assert again.report.differences == report.differences
