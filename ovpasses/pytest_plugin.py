@@ -41,7 +41,7 @@ class SameNumbers(Protocol):
         a: Any,
         b: Any,
         *,
-        steps: Sequence[int] = (7, 1, 1),
+        steps: Sequence[int] = (7, 1, 3, 1),
         seed: int = 0,
         nmse: float | None = None,
         stateful: bool = False,

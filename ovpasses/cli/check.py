@@ -11,6 +11,7 @@ import typer
 from ovpasses.cli._app import AsJson, InfoFile, make_console
 from ovpasses.cli._arguments import info_of, model_path
 from ovpasses.equivalence import CheckError, compare_numbers
+from ovpasses.equivalence.numbers import STEPS
 from ovpasses.errors import ModelReadError
 from ovpasses.importers import GraphInfo, ImportedModel, read_model
 
@@ -23,7 +24,7 @@ def check(
         str, typer.Argument(help=f"A model, 'demo', or a static pair: PREFILL,DECODE or a folder with {PAIR[0]}.")
     ],
     b: Annotated[str, typer.Argument(help="Another one, of any form of the same model.")],
-    steps: Annotated[str, typer.Option(help="Tokens of each step, as 7,1,1.")] = "7,1,1",
+    steps: Annotated[str, typer.Option(help="Tokens of each step.")] = ",".join(map(str, STEPS)),
     seed: Annotated[int, typer.Option(help="Of the inputs.", min=0)] = 0,
     nmse: Annotated[
         float | None, typer.Option(help="Tolerance; by default it follows from the types of states and caches.", min=0)
@@ -51,7 +52,7 @@ def check(
         console = make_console()
         if report.comparisons:
             console.print(report.table())
-        for line in [*report.differences[1:], report.summary]:
+        for line in report.lines:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit(0 if report.equivalent else 1)
 
@@ -73,4 +74,4 @@ def _steps(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError as error:
-        raise CheckError(f"--steps {text}: wanted numbers of tokens, as 7,1,1") from error
+        raise CheckError(f"--steps {text}: wanted numbers of tokens, as 7,1,3,1") from error

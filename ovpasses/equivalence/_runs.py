@@ -92,8 +92,29 @@ class GraphRun:
         outputs = {name: np.array(self._request.get_output_tensor(i).data) for name, i in self._outputs.items()}
         return Outcome(outputs, self._states.read())
 
+    def call_as(self, other: GraphRun) -> None:
+        """Call inputs and outputs as another model does, where the two have one of several names in common."""
+        self._numbers, self._outputs = (
+            _renamed(mine, self.model, theirs, other.model, side)
+            for mine, theirs, side in (
+                (self._numbers, other._numbers, "inputs"),
+                (self._outputs, other._outputs, "outputs"),
+            )
+        )
+        by_number = {number: name for name, number in self._numbers.items()}
+        self.ports = {by_number[i]: port for i, port in enumerate(self.ports.values())}
+
     def reset(self) -> None:
         self._request.reset_state()
+
+
+def _renamed(mine: dict[str, int], model: Model, theirs: dict[str, int], other: Model, side: str) -> dict[str, int]:
+    free = {name: tensor_names(getattr(other, side)[i].get_node()) for name, i in theirs.items() if name not in mine}
+    found = {}
+    for name, number in mine.items():
+        names = tensor_names(getattr(model, side)[number].get_node()) if name not in theirs else set()
+        found[next((one for one, known in free.items() if names & set(known)), name)] = number
+    return found
 
 
 def _by_name(ports: Any) -> dict[str, int]:

@@ -89,6 +89,7 @@ class EquivalenceReport:
         tolerance: up to where arrays pass for the same.
         comparisons: every output and state after every step.
         differences: what could not be compared, such as a state that only one has.
+        notes: what the comparison could not show, such as a sliding window that no step has passed.
     """
 
     a: str
@@ -96,6 +97,12 @@ class EquivalenceReport:
     tolerance: Tolerance
     comparisons: list[Comparison] = field(default_factory=list)
     differences: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def lines(self) -> list[str]:
+        """All there is to say but for the table, the summary last."""
+        return [*self.differences[1:], *(f"note: {note}" for note in self.notes), self.summary]
 
     @property
     def equivalent(self) -> bool:
@@ -151,6 +158,7 @@ class EquivalenceReport:
             "tolerance": asdict(self.tolerance),
             "summary": self.summary,
             "differences": list(self.differences),
+            "notes": list(self.notes),
             "comparisons": [
                 {"step": c.step, "kind": c.kind, "name": c.name, "same": c.same, **c.distance.to_dict()}
                 for c in self.comparisons
@@ -161,7 +169,7 @@ class EquivalenceReport:
         out = io.StringIO()
         if self.comparisons:
             Console(file=out, width=120, color_system=None).print(self.table())
-        return "\n".join([*out.getvalue().splitlines(), *self.differences[1:], self.summary])
+        return "\n".join([*out.getvalue().splitlines(), *self.lines])
 
     def _repr_html_(self) -> str:
-        return html_table("\n".join([self.summary, *self.differences[1:]]), COLUMNS, self._rows())
+        return html_table("\n".join([self.summary, *self.lines[:-1]]), COLUMNS, self._rows())

@@ -30,11 +30,15 @@ ROUNDING = {
 }
 
 
+# A prompt, a token, several tokens on a past (another turn), a token: each way to go on from a state.
+STEPS = (7, 1, 3, 1)
+
+
 def assert_equivalent(
     a: Any,
     b: Any,
     *,
-    steps: Sequence[int] = (7, 1, 1),
+    steps: Sequence[int] = STEPS,
     seed: int = 0,
     nmse: float | None = None,
     stateful: bool = False,
@@ -61,7 +65,7 @@ def compare_numbers(
     a: Any,
     b: Any,
     *,
-    steps: Sequence[int] = (7, 1, 1),
+    steps: Sequence[int] = STEPS,
     seed: int = 0,
     nmse: float | None = None,
     stateful: bool = False,
@@ -73,12 +77,13 @@ def compare_numbers(
             forms (dump with its caches outside, of one sequence or several, stateful, static pair): each runs through a
             session, and states are compared by kind and layer. Other graphs get random inputs of their shapes, and
             are compared by names. Neither is changed.
-        steps: tokens of each step; of other graphs the size of dynamic dims.
+        steps: tokens of each step; of other graphs the size of dynamic dims. What they do not reach, such as a sliding
+            window that they do not pass, is in the report's notes.
         seed: of the inputs, 0 or more.
         nmse: normalised mean squared error up to which two arrays are the same; no single element may be further off
             than 8 times its root, relative to the largest. By default it follows from the coarsest type that states
             and caches have: ``(128 * 2^-24)^2`` for f32; for f16 ``(8 * 2^-11)^2`` of outputs and ``(4 * 2^-11)^2``
-            of states.
+            of states. Integers are compared exactly.
         stateful: run a model that cannot run as it is, such as a GGUF, through the preset ``stateful`` first, on a
             copy. Else it is refused.
 
@@ -95,6 +100,7 @@ def compare_numbers(
     one, two = (opened(m, label, sum(steps), stateful) for m, label in ((a, "a"), (b, "b")))
     inputs = _inputs(one, two, seed, sum(steps))
     report = EquivalenceReport(one.name, two.name, _tolerance(one.types | two.types, nmse))
+    _compare_forms(report, one, two, steps)
     keys: dict[str, str] | None = None
     seen: list[Outcome] = []
     for number, count in enumerate(steps, 1):
@@ -126,6 +132,7 @@ def _check_options(steps: Sequence[int], seed: int, nmse: float | None) -> None:
 
 def _inputs(a: Run, b: Run, seed: int, tokens: int) -> Inputs:
     if isinstance(a, GraphRun) and isinstance(b, GraphRun):
+        b.call_as(a)
         batch = BATCH_WITH_STATES if a.has_states or b.has_states else BATCH
         return Inputs(seed, shapes=common_shapes(a.ports, b.ports), batch=batch)
     if not (isinstance(a, SessionRun) and isinstance(b, SessionRun)):
@@ -143,6 +150,35 @@ def _tolerance(types: set[str], nmse: float | None) -> Tolerance:
     kind = max({*types & ROUNDING.keys(), "f32"}, key=lambda kind: ROUNDING[kind])
     output, state = (error**2 for error in ROUNDING[kind])
     return Tolerance(output, state, f"{'computed in' if kind == 'f32' else 'states in'} {kind}")
+
+
+def _compare_forms(report: EquivalenceReport, a: Run, b: Run, steps: Sequence[int]) -> None:
+    """What two models are, beside what they give; and what these steps cannot show."""
+    if not (isinstance(a, SessionRun) and isinstance(b, SessionRun)):
+        assert isinstance(a, GraphRun)
+        assert isinstance(b, GraphRun)
+        for name in sorted(a.ports.keys() ^ b.ports.keys()):
+            report.notes.append(f"input {name} is only in {a.name if name in a.ports else b.name}")
+        for name in sorted(a.ports.keys() - {"beam_idx"}):
+            if np.issubdtype(a.ports[name].get_element_type().to_dtype(), np.integer):
+                report.notes.append(f"input {name} takes integers, of which 0 and 1 were given")
+        return
+    for layer in sorted(a.windows.keys() & b.windows.keys()):
+        if a.windows[layer] != b.windows[layer]:
+            found = f"{a.windows[layer]} tokens in {a.name} and {b.windows[layer]} in {b.name}"
+            report.differences.append(f"layer {layer} slides over {found}")
+    if a.reordered is not None and b.reordered is not None:
+        for name in sorted(a.reordered ^ b.reordered):
+            only = a.name if name in a.reordered else b.name
+            report.differences.append(f"state {name} is gathered by beam_idx in {only} only")
+    passed = sum(steps)
+    window = max([*a.windows.values(), *b.windows.values()], default=0)
+    if passed <= window:
+        report.notes.append(f"the sliding window of {window} tokens is not passed by {passed}; give longer steps")
+    if all(count == 1 for count in steps[1:]):
+        report.notes.append("no step runs several tokens on a past; give steps such as 7,1,3,1")
+    for name in sorted(a.left_out | b.left_out):
+        report.notes.append(f"output {name} is not compared: a static pair and sequences in a batch give logits only")
 
 
 def _check_common(a: Run, b: Run, one: Outcome, other: Outcome) -> None:
@@ -175,7 +211,9 @@ def _compare(
             _not_finite(report, f"{kind} {name} after step {step}", x, y)
         elif x.size:
             found = distance(x, y, logits)
-            report.comparisons.append(Comparison(step, name, kind, found, report.tolerance.allows(kind, found)))
+            exact = not np.issubdtype(x.dtype, np.inexact) and not np.issubdtype(y.dtype, np.inexact)
+            same = bool((x == y).all()) if exact else report.tolerance.allows(kind, found)
+            report.comparisons.append(Comparison(step, name, kind, found, same))
 
 
 def _not_finite(report: EquivalenceReport, what: str, x: np.ndarray, y: np.ndarray) -> None:

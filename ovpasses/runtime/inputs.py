@@ -31,6 +31,7 @@ class Step:
         given: positions of the real tokens by plane, int64 ``[planes, real]``; None: those of text.
         slot: where the sequence is among those that the caches hold.
         first_cell: the sequence's first cell, where the cells of all sequences are counted as one row.
+        hidden: further cells that masks cover and nobody sees, as llama.cpp pads its masks; for graphs that cut them.
     """
 
     tokens: np.ndarray
@@ -43,6 +44,7 @@ class Step:
     given: np.ndarray | None = None
     slot: int = 0
     first_cell: int = 0
+    hidden: int = 0
 
     @property
     def count(self) -> int:
@@ -54,7 +56,7 @@ class Step:
 
 
 def causal_mask(step: Step, window: int | None = None) -> np.ndarray:
-    """Additive mask f32 ``[T, start + T]`` or ``[T, cells]``: 0 where a token may look, -inf elsewhere.
+    """Additive mask f32 ``[T, start + T + hidden]`` or ``[T, cells]``: 0 where a token may look, -inf elsewhere.
 
     No real token sees padding, as that comes after it; padding sees what comes before it, or before the last cell when
     it is past that, so no row is all -inf.
@@ -66,7 +68,8 @@ def causal_mask(step: Step, window: int | None = None) -> np.ndarray:
     seen = key <= query
     if window is not None:
         seen &= query - key < window
-    return np.where(seen, np.float32(0), np.float32(-np.inf))
+    mask = np.where(seen, np.float32(0), np.float32(-np.inf))
+    return np.pad(mask, ((0, 0), (0, step.hidden)), constant_values=-np.inf)
 
 
 def positions(step: Step) -> np.ndarray:

@@ -15,6 +15,9 @@ from ovpasses.importers.graph_info import GraphInfo
 from ovpasses.runtime.external_cache import is_cache_output
 from ovpasses.runtime.inputs import MAKERS
 
+# Of ggml's graphs, and of what Hugging Face exports.
+LOGITS_NAMES = {"result_output", "logits"}
+
 
 def run_in_pieces(
     count: int,
@@ -159,6 +162,8 @@ def check_inputs(
 def logits_port(compiled: CompiledModel, info: GraphInfo) -> Any:
     """The output that holds the logits: floating-point, no cache, and as wide as the vocabulary where that is known.
 
+    Of several such the one with the name of logits, else the last.
+
     Raises:
         StateError: there is none.
     """
@@ -170,7 +175,12 @@ def logits_port(compiled: CompiledModel, info: GraphInfo) -> Any:
     found = wanted or floats
     if not found:
         raise StateError("the model has no floating-point output, wanted logits")
-    return found[-1]
+    return next((o for o in found if LOGITS_NAMES & _names(o)), found[-1])
+
+
+def _names(port: Any) -> set[str]:
+    """All names of an output, without the number that a dump puts behind one."""
+    return {name.split("#")[0] for name in (*port.get_names(), port.get_node().get_friendly_name())}
 
 
 def last_dim(port: Any) -> int | None:

@@ -48,6 +48,9 @@ class Session(Resumable):
         checkpoints: how many of the newest checkpoints the session keeps for :meth:`trim`.
         model: what was compiled, where :func:`ovpasses.compile_model` did not; saving needs its weights' fingerprint.
 
+    Attributes:
+        hidden_cells: cells that masks cover beyond the tokens, hidden from all; 0 but in checks of such graphs.
+
     Raises:
         StateError: the model needs inputs that a session cannot make, still has its caches outside, or there is no such
             slot, or it is another session's; or ``beside`` is of another compiled model.
@@ -72,6 +75,7 @@ class Session(Resumable):
             raise StateError(f"cells is {cells}, wanted at least 1")
         self.info = info
         self.step = step
+        self.hidden_cells = 0
         self._ports = {port.get_any_name(): port for port in compiled.inputs}
         self._roles = {name: info.roles.get(name, name) for name in self._ports}
         caches = _cache_inputs(self._ports, self._roles)
@@ -188,7 +192,9 @@ class Session(Resumable):
         window = self.info.windows[0] if self.info.windows else None
         first = self._slot * self._cache.cells if self._cache is not None else 0
         planes = self.info.position_planes
-        step = Step(ids, self._position, rows, planes, window, slot=self._slot, first_cell=first)
+        step = Step(
+            ids, self._position, rows, planes, window, slot=self._slot, first_cell=first, hidden=self.hidden_cells
+        )
         kept = self._cache.feed() if self._cache is not None else {}
         made = {n: input_tensor(n, MAKERS[self._roles[n]](step), p) for n, p in self._ports.items() if n not in kept}
         self._run({**made, **kept})
