@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 UPDATE = "--ovpasses-update"
 FOLDER = "goldens"
+# Characters of a golden file's name, of which most disks take 255.
+LONGEST = 160
 
 Record = Callable[[str, object], None]
 
@@ -93,26 +95,31 @@ def assert_same_numbers(record_property: Record) -> SameNumbers:
 
 @pytest.fixture
 def golden_structure(request: pytest.FixtureRequest, record_property: Record) -> GoldenStructure:
-    """``golden_structure(model, name="")``: a graph is as it was when the golden file was recorded.
+    """``golden_structure(model, name="")``: a graph, or that of a path, is as it was when the golden file was recorded.
 
-    The files are in the folder ``goldens`` beside the test, named after it; ``--ovpasses-update`` records them. A test
-    of several graphs gives each a name.
+    The files are in the folder ``goldens`` beside the test, named after it and its class; ``--ovpasses-update`` records
+    them. A test of several graphs gives each a name.
     """
+    from ovpasses.equivalence._subjects import graph_of
     from ovpasses.equivalence.golden import golden_difference, golden_text
-    from ovpasses.importers import ImportedModel
 
     used: set[Path] = set()
+    classes = [node.name for node in request.node.listchain() if isinstance(node, pytest.Class)]
+    test = ".".join([*classes, request.node.name])
 
     def check(model: Any, name: str = "") -> None:
-        path = golden_path(request.path, request.node.name, name)
+        path = golden_path(request.path, test, name)
         if path in used:
             pytest.fail(f"{path.name} is of another graph of this test already; give each a name", pytrace=False)
         used.add(path)
-        graph = model.model if isinstance(model, ImportedModel) else model
+        graph = graph_of(model)
         record_property("ovpasses_golden", path.name)
         if request.config.getoption(UPDATE):
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(golden_text(graph), encoding="utf-8")
+            try:
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(golden_text(graph), encoding="utf-8")
+            except OSError as error:
+                pytest.fail(f"{path} cannot be written: {error.strerror}", pytrace=False)
             return
         if not path.is_file():
             pytest.fail(f"{path} is not there; record it with {UPDATE}, and commit it", pytrace=False)
@@ -124,8 +131,8 @@ def golden_structure(request: pytest.FixtureRequest, record_property: Record) ->
 
 
 def golden_path(test_file: Path, test: str, name: str) -> Path:
-    """Where the golden file of a test's graph is; what no file name may hold is left out, and told by a digest."""
+    """Where the golden file of a test's graph is; what no file name may hold, or is too long, is told by a digest."""
     whole = ".".join(part for part in (test_file.stem, test, name) if part)
-    plain = re.sub(r"[^\w.-]+", "-", whole).strip("-")
+    plain = re.sub(r"[^\w.-]+", "-", whole).strip("-")[:LONGEST]
     told = "" if plain == whole else f".{hashlib.blake2b(whole.encode(), digest_size=3).hexdigest()}"
     return test_file.parent / FOLDER / f"{plain}{told}.txt"

@@ -86,6 +86,39 @@ def test_a_test_of_several_graphs_names_them(pytester: pytest.Pytester) -> None:
     run(pytester, f"{twice}, 'other')").assert_outcomes(passed=1)
 
 
+def test_tests_of_one_name_in_two_classes_have_a_golden_each(pytester: pytest.Pytester) -> None:
+    body = "".join(
+        f"class Test{name}:\n    def test_x(self, golden_structure):\n        golden_structure(graph({weight}))\n"
+        for name, weight in (("A", 2.0), ("B", 3.0))
+    )
+    run(pytester, body, "--ovpasses-update").assert_outcomes(passed=2)
+    run(pytester, body).assert_outcomes(passed=2)
+    assert sorted(path.name for path in (pytester.path / "goldens").iterdir()) == [
+        "test_it.TestA.test_x.txt",
+        "test_it.TestB.test_x.txt",
+    ]
+
+
+def test_a_name_that_no_disk_takes_is_shortened_and_told_by_a_digest(pytester: pytest.Pytester) -> None:
+    body = (
+        "import pytest\n\n@pytest.mark.parametrize('p', ['x' * 300, 'x' * 301])\n"
+        "def test_a(p, golden_structure):\n    golden_structure(graph(float(len(p))))"
+    )
+    run(pytester, body, "--ovpasses-update").assert_outcomes(passed=2)
+    run(pytester, body).assert_outcomes(passed=2)
+    names = [path.name for path in (pytester.path / "goldens").iterdir()]
+    assert len({*names}) == 2
+    assert max(map(len, names)) < 200
+
+
+def test_a_folder_that_cannot_be_written_to_is_one_line(pytester: pytest.Pytester) -> None:
+    (pytester.path / "goldens").write_text("a file")
+    result = run(pytester, "def test_a(golden_structure):\n    golden_structure(graph())", "--ovpasses-update")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*goldens*test_it.test_a.txt cannot be written: File exists*"])
+    assert "Traceback" not in result.stdout.str()
+
+
 def test_graphs_are_compared(pytester: pytest.Pytester) -> None:
     body = (
         "def test_same(assert_same_graph):\n    assert assert_same_graph(graph(), graph()).same\n"

@@ -6,9 +6,10 @@ from typing import Any
 
 from ovpasses.equivalence._runs import GraphRun, Run
 from ovpasses.equivalence._session_runs import SessionRun, is_language_model
+from ovpasses.equivalence._subjects import imported
 from ovpasses.equivalence.errors import CheckError
 from ovpasses.errors import StateError
-from ovpasses.importers import ImportedModel, read_model
+from ovpasses.importers import ImportedModel
 from ovpasses.pipeline import Pipeline
 
 
@@ -26,7 +27,7 @@ def opened(subject: Any, label: str, tokens: int, stateful: bool) -> Run:
         StateError: no session runs it as it is.
     """
     pair = isinstance(subject, tuple | list)
-    models = [_imported(one) for one in (subject if pair else [subject])]
+    models = [imported(one) for one in (subject if pair else [subject])]
     if pair and len(models) != 2:
         raise CheckError(f"{label} is {len(models)} models, wanted one, or prefill and decode of a static pair")
     name = f"{label} ({', '.join(_name(model) for model in models)})"
@@ -41,10 +42,6 @@ def opened(subject: Any, label: str, tokens: int, stateful: bool) -> Run:
     copy = ImportedModel(models[0].model.clone(), models[0].info, models[0].source)
     Pipeline.preset("stateful").run(copy, keep_graph=False)
     return SessionRun(f"{name} after the preset stateful", copy, tokens=tokens)
-
-
-def _imported(subject: Any) -> ImportedModel:
-    return subject if isinstance(subject, ImportedModel) else read_model(subject)
 
 
 def _name(imported: ImportedModel) -> str:

@@ -9,7 +9,7 @@ from openvino import CompiledModel, InferRequest, Model
 
 from ovpasses.equivalence._inputs import Inputs
 from ovpasses.equivalence._runs import EXACT, Outcome
-from ovpasses.equivalence._states import session_states, slot_states
+from ovpasses.equivalence._states import session_states
 from ovpasses.errors import DeviceError, StateError
 from ovpasses.ggml_names import CACHE_NAME
 from ovpasses.importers import GraphInfo, ImportedModel
@@ -69,7 +69,7 @@ class SessionRun:
             cells = max(tokens, default_cells(info))
             self._several = SlotSessions(first, info, decode=decode[0] if decode else None, cells=cells)
             self._sessions = list(self._several)
-        self.types = self._types()
+        self.types = {found.dtype for found in self._sessions[0]._keeper.states.infos.values()}
         self.windows = {layer.index: layer.window for layer in info.layers if layer.window is not None}
         self.reordered = _reordered(self.model)
         others = _beside_logits(first, info)
@@ -128,18 +128,8 @@ class SessionRun:
         found: Values = {}
         for number, session in enumerate(self._sessions[:sequences]):
             suffix = f", sequence {number}" if sequences > 1 else ""
-            if isinstance(session, Slot):
-                found |= slot_states(session, self._compiled[0], suffix)
-            else:
-                found |= session_states(session, suffix)
+            found |= session_states(session, suffix)
         return found
-
-    def _types(self) -> set[str]:
-        first = self._sessions[0]
-        if isinstance(first, Slot):
-            kinds = [port.get_element_type() for port in self._compiled[0].inputs]
-            return {kind.get_type_name() for kind in kinds if kind.is_real()}
-        return {info.dtype for info in first._keeper.states.infos.values()}
 
 
 def cuts_masks(model: Model, info: GraphInfo) -> bool:

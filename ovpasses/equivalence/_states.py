@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection
+
 import numpy as np
 from openvino import CompiledModel, InferRequest
 
 from ovpasses.equivalence._metrics import distance
-from ovpasses.ggml_names import CACHE_NAME
 from ovpasses.runtime.request_states import RequestStates
 from ovpasses.runtime.resumable import Resumable
-from ovpasses.runtime.slot_sessions import Slot
 from ovpasses.runtime.states import StateInfo, Values, rows_first
 
-# Kinds of caches that hold a row per token.
-_ROWS = ("key", "value")
+_TOLD = re.compile(r" of layer \d+")
 
 
 def meaning(info: StateInfo, suffix: str = "") -> str:
@@ -36,18 +36,6 @@ def session_states(session: Resumable, suffix: str = "") -> Values:
     return found
 
 
-def slot_states(slot: Slot, compiled: CompiledModel, suffix: str = "") -> Values:
-    """Of one of the sequences of a model that runs batches."""
-    found = {}
-    for port in compiled.inputs:
-        name = port.get_any_name()
-        if CACHE_NAME.search(name):
-            info, value = StateInfo(name, port.get_element_type().get_type_name()), slot.state(name)
-            rows = info.kind in _ROWS
-            found[meaning(info, suffix)] = rows_first(value[: slot.position], 0) if rows else rows_first(value, None)
-    return found
-
-
 class GraphStates:
     """Of a graph that no session runs. The axis that was empty before the first step is taken for the sequence."""
 
@@ -64,7 +52,7 @@ class GraphStates:
         return found
 
 
-def paired_by_content(a: Values, b: Values) -> dict[str, str]:
+def paired_by_content(a: Values, b: Values, apart: Collection[str] = ()) -> dict[str, str]:
     """Which states of two models stand for each other where their names do not tell.
 
     States are told apart by nothing but what is done with them, so any pairing that holds from step to step will do:
@@ -72,11 +60,14 @@ def paired_by_content(a: Values, b: Values) -> dict[str, str]:
 
     Args:
         a, b: by meaning, after one step.
+        apart: keys of both that hold other values in each. Such names may be given in another order; those that tell
+            kind and layer are taken at their word.
 
     Returns:
-        Key in b to key in a, of those whose key the other has not.
+        Key in b to key in a, of those whose key the other has not, and of those that are apart.
     """
-    mine, theirs = ({k: v for k, v in x.items() if k not in y and v.size} for x, y in ((a, b), (b, a)))
+    moved = {key for key in apart if not _TOLD.search(key)}
+    mine, theirs = ({k: v for k, v in x.items() if (k not in y or k in moved) and v.size} for x, y in ((a, b), (b, a)))
     near = [
         (distance(x, y).nmse if np.isfinite(x).all() and np.isfinite(y).all() else np.inf, i, j)
         for i, x in mine.items()

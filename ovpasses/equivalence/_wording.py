@@ -7,6 +7,9 @@ import numpy as np
 from ovpasses._openvino import Constant
 from ovpasses.equivalence._canonical import Graph, attributes, constant_bytes
 
+# Inputs of one op that are named.
+MOST_FEEDS = 6
+
 
 def input_difference(a: Graph, b: Graph, from_a: tuple[int, int], from_b: tuple[int, int]) -> str:
     """What distinguishes two inputs, each a node and its output port."""
@@ -27,13 +30,19 @@ def constant_difference(one: Constant, other: Constant) -> str:
         left, right = one.data.reshape(-1), other.data.reshape(-1)
     if typed and left.size <= 8:
         return f"Constant {kinds[0]} {one.data.tolist()} in a, {other.data.tolist()} in b"
-    wrong = np.flatnonzero(left != right) if left.size == right.size else np.zeros(1, dtype=np.int64)
+    wrong = _unequal(left, right) if left.size == right.size else np.zeros(1, dtype=np.int64)
     first = int(wrong[0]) if wrong.size else 0
     unit = "values" if typed else "bytes"
     where = np.unravel_index(first, one.get_output_shape(0)) if typed else (first,)
     at = "[" + ", ".join(str(int(k)) for k in where) + "]"
     values = f"{left[first]} in a, {right[first]} in b"
     return f"Constant {kinds[0]}: {wrong.size} of {left.size} {unit} differ, the first at {at}: {values}"
+
+
+def _unequal(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Where values differ in their bytes, as which they are compared: 0.0 is not -0.0, and NaN is NaN."""
+    rows = [np.ascontiguousarray(one).view(np.uint8).reshape(one.size, -1) for one in (left, right)]
+    return np.flatnonzero((rows[0] != rows[1]).any(axis=1))
 
 
 def quoted(names: set[str]) -> str:
@@ -64,6 +73,8 @@ def describe(graph: Graph, i: int) -> str:
     node = graph.nodes[i]
     shapes = ", ".join(f"{o.get_element_type().get_type_name()}{o.get_partial_shape()}" for o in node.outputs())
     known = ", ".join(f"{k}={v}" for k, v in attributes(node).items() if graph.types[i] != "Parameter")
-    feeds = ", ".join(reference(graph, *source) for source in graph.sources[i])
+    sources = graph.sources[i]
+    feeds = ", ".join(reference(graph, *source) for source in sources[:MOST_FEEDS])
+    feeds += f" and {len(sources) - MOST_FEEDS} more" if len(sources) > MOST_FEEDS else ""
     text = f"{graph.types[i]} {name_of(graph, i)} {shapes or 'sink'}"
     return text + (f" ({known})" if known else "") + (f" <- {feeds}" if feeds else "")

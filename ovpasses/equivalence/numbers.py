@@ -16,6 +16,7 @@ from ovpasses.equivalence._session_runs import SessionRun
 from ovpasses.equivalence._states import paired_by_content
 from ovpasses.equivalence.equivalence_report import Comparison, EquivalenceReport, Tolerance
 from ovpasses.equivalence.errors import CheckError, NotEquivalentError
+from ovpasses.runtime.states import Values
 
 # Relative errors that right rewrites may show, of outputs and of states; their squares are the tolerances. An operation
 # in f32 rounds by 2^-24, which grows through long sums and layers: 128 times that. A state or cache in f16 or bf16
@@ -106,7 +107,7 @@ def compare_numbers(
     for number, count in enumerate(steps, 1):
         found, other = one.step(inputs, number, count), two.step(inputs, number, count)
         _check_common(one, two, found, other)
-        keys = paired_by_content(found.states, other.states) if keys is None else keys
+        keys = _paired_states(report, found.states, other.states) if keys is None else keys
         other.states = {keys.get(key, key): value for key, value in other.states.items()}
         faulty = bool(found.fault or other.fault)
         _compare(report, number, "output", found.outputs, other.outputs, faulty, one.logits)
@@ -150,6 +151,17 @@ def _tolerance(types: set[str], nmse: float | None) -> Tolerance:
     kind = max({*types & ROUNDING.keys(), "f32"}, key=lambda kind: ROUNDING[kind])
     output, state = (error**2 for error in ROUNDING[kind])
     return Tolerance(output, state, f"{'computed in' if kind == 'f32' else 'states in'} {kind}")
+
+
+def _paired_states(report: EquivalenceReport, a: Values, b: Values) -> dict[str, str]:
+    """Keys in b to keys in a, of states that are not called as they are in the other model."""
+    apart = []
+    for key in a.keys() & b.keys():
+        x, y = a[key], b[key]
+        comparable = x.shape == y.shape and x.size and np.isfinite(x).all() and np.isfinite(y).all()
+        if comparable and not report.tolerance.allows("state", distance(x, y)):
+            apart.append(key)
+    return paired_by_content(a, b, apart)
 
 
 def _compare_forms(report: EquivalenceReport, a: Run, b: Run, steps: Sequence[int]) -> None:

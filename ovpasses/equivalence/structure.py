@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from openvino import Model
 
@@ -21,11 +22,16 @@ from ovpasses.equivalence._canonical import (
     refined_states,
     tensor_names,
 )
+from ovpasses.equivalence._subjects import graph_of
 from ovpasses.equivalence._wording import describe, input_difference, name_of, quoted
 from ovpasses.importers import ImportedModel
 
 MOST_DIFFERENCES = 8
 Labels = dict[int, bytes]
+Subject: TypeAlias = "Model | ImportedModel | str | os.PathLike[str]"
+
+# Of one op: things that distinguish it. All lines together are a screenful.
+MOST_REASONS = 4
 
 
 @dataclass
@@ -62,7 +68,7 @@ class StructureReport:
         return "\n".join([*lines, "... and more"] if self.more else lines)
 
 
-def compare_structure(a: Model | ImportedModel, b: Model | ImportedModel, *, names: bool = False) -> StructureReport:
+def compare_structure(a: Subject, b: Subject, *, names: bool = False) -> StructureReport:
     """Compare two graphs op by op.
 
     Compared: op types and opset versions, attributes, constants by their bytes, edges with port numbers, bodies of
@@ -71,23 +77,32 @@ def compare_structure(a: Model | ImportedModel, b: Model | ImportedModel, *, nam
     inner tensors, variable ids, node order, rt_info, and whether equal Constants are one node or several.
 
     Args:
-        a, b: the graphs; neither is changed.
+        a, b: the graphs, or paths of them; neither is changed.
         names: compare friendly names, tensor names and variable ids too (not those of Constants).
 
     Returns:
         A report that is true when the graphs are the same.
+
+    Raises:
+        ModelReadError: a path cannot be read.
     """
-    models = [m.model if isinstance(m, ImportedModel) else m for m in (a, b)]
     constants: ConstantDigests = {}
-    pair = _Pair(Graph(models[0], constants), Graph(models[1], constants))
+    graphs = [Graph(graph_of(one), constants) for one in (a, b)]
+    pair = _Pair(*graphs)
     found = list(pair.differences(names))
+    if found:  # variable ids may have been given in another order
+        other = _Pair(*graphs, by_content=True)
+        found = min(found, list(other.differences(names)), key=len) if other.partner != pair.partner else found
     report = StructureReport(ops=(len(pair.a.nodes), len(pair.b.nodes)))
     report.differences, report.more = found[:MOST_DIFFERENCES], len(found) > MOST_DIFFERENCES
     return report
 
 
 def structure_digest(model: Model) -> str:
-    """A digest of what :func:`compare_structure` compares; equal for equal graphs, in every process."""
+    """A digest of what :func:`compare_structure` compares; equal for equal graphs, in every process.
+
+    Of an input or output with several tensor names all count, where two graphs need to share only one.
+    """
     graph = Graph(model)
     labels: Labels = {}
     for kind, nodes in (("input", graph.parameters), ("output", graph.results)):
@@ -103,8 +118,8 @@ def structure_digest(model: Model) -> str:
 class _Pair:
     """Two graphs, with their inputs, outputs and states matched to each other."""
 
-    def __init__(self, a: Graph, b: Graph) -> None:
-        self.a, self.b = a, b
+    def __init__(self, a: Graph, b: Graph, *, by_content: bool = False) -> None:
+        self.a, self.b, self._by_content = a, b, by_content
         self.labels: tuple[Labels, Labels] = ({}, {})
         self.partner: dict[int, int] = {}  # input, output, ReadValue, Assign: node of a -> node of b
         self.interface: list[str] = []
@@ -154,6 +169,7 @@ class _Pair:
         tests = [
             lambda i, j: colours[0][i] == colours[1][j] and bool(names[0][i] & names[1][j]),
             lambda i, j: colours[0][i] == colours[1][j],
+            lambda i, j: self._by_content and plain[0][i] == plain[1][j] and shapes[0][i] == shapes[1][j],
             lambda i, j: bool(names[0][i] & names[1][j]) and shapes[0][i] == shapes[1][j],
             lambda i, j: bool(names[0][i] & names[1][j]),
             lambda i, j: plain[0][i] == plain[1][j],
@@ -325,7 +341,9 @@ def _difference(
             reasons.append(f"input {port}: {input_difference(a, b, (from_a, out_a), (from_b, out_b))}")
     inner = list(_body_differences(node_a, node_b, where))
     if reasons or not inner:
-        lines = [f"{where}{a.types[i]} {name_of(a, i)}: {'; '.join(reasons) or 'another input, output or state in b'}"]
+        shown = reasons[:MOST_REASONS]
+        shown += [f"and {len(reasons) - MOST_REASONS} more"] if len(reasons) > MOST_REASONS else []
+        lines = [f"{where}{a.types[i]} {name_of(a, i)}: {'; '.join(shown) or 'another input, output or state in b'}"]
         lines += [f"    a: {describe(a, i)}", f"    b: {describe(b, j)}"]
         yield "\n".join(lines)
     yield from inner

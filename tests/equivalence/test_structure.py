@@ -14,7 +14,7 @@ from openvino import Core, Model, Shape, Tensor, Type, save_model
 from models import tiny_graphs as tiny
 from ovpasses import KVStateSeqAxis, read_model
 from ovpasses._openvino import Constant, ops
-from ovpasses.equivalence import compare_structure, structure_digest
+from ovpasses.equivalence import compare_numbers, compare_structure, structure_digest
 from tests.equivalence.graph_edits import rename_variables, reorder
 
 RECORDED = Path(__file__).parents[2] / "models" / "recorded"
@@ -375,3 +375,63 @@ def test_twenty_thousand_ops_in_time() -> None:
     report = compare_structure(*pair)
     assert time.process_time() - started < 5
     assert (len(report.differences), report.ops) == (1, (20_002, 20_002))
+
+
+def concatenated(count: int, *, backwards: bool = False) -> Model:
+    x = tiny.parameter("x", [1, 4], "f32")
+    parts = [ops.multiply(x, ops.constant(np.float32(i))) for i in range(count)]
+    return Model([tiny.result(ops.concat(parts[:: -1 if backwards else 1], 0).output(0), "y")], [x])
+
+
+def test_an_op_of_many_inputs_takes_few_lines() -> None:
+    text = str(compare_structure(concatenated(400), concatenated(400, backwards=True)))
+    assert sum(-(-len(line) // 120) for line in text.splitlines()) <= 24
+    assert "and 396 more" in text
+    assert "and 394 more" in text
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "words"),
+    [
+        (0.0, -0.0, "1 of 32 values differ, the first at [1, 2]: 0.0 in a, -0.0 in b"),
+        (np.nan, 1.0, "1 of 32 values differ, the first at [1, 2]: nan in a, 1.0 in b"),
+    ],
+)
+def test_values_are_worded_as_they_are_compared(one: float, other: float, words: str) -> None:
+    def build(value: float) -> Model:
+        table = np.full((4, 8), one, np.float32)
+        table[1, 2] = value
+        x = tiny.parameter("x", [4, 8], "f32")
+        return Model([tiny.result(ops.add(x, ops.constant(table)).output(0), "y")], [x])
+
+    assert compare_structure(build(one), build(one))
+    assert words in str(compare_structure(build(one), build(other)))
+
+
+def layers(ids: str, last: float = 1.0) -> Model:
+    """Layers that are alike but for a weight, each with a state."""
+    x = first = tiny.parameter("x", [1, -1, 4], "f32")
+    sinks = []
+    for number, name in enumerate(ids):
+        read, variable = tiny.state(name, [1, -1, 4], "f32")
+        rows = ops.matmul(first, ops.constant(np.eye(4, dtype=np.float32) * (number + 1)), False, False)
+        past = ops.concat([read.output(0), rows.output(0)], 1)
+        sinks.append(tiny.written(past.output(0), variable))
+        scale = ops.constant(np.float32(last if number == len(ids) - 1 else 1.0))
+        x = ops.add(x, ops.multiply(ops.reduce_sum(past, ops.constant(np.int64([1])), True), scale))
+    return Model([tiny.result(x.output(0), "y")], sinks, [first])
+
+
+def test_variable_ids_in_another_order_hide_nothing() -> None:
+    assert compare_structure(layers("abcd"), layers("bcda"))
+    report = compare_structure(layers("abcd"), layers("bcda", 2.0))
+    assert len(report.differences) == 1
+    assert report.differences[0].startswith("Multiply")
+    assert compare_numbers(layers("abcd"), layers("bcda"))
+    assert not compare_numbers(layers("abcd"), layers("bcda", 2.0))
+
+
+def test_paths_are_taken(tmp_path: Path) -> None:
+    save_model(layers("ab"), tmp_path / "a.xml", compress_to_fp16=False)
+    assert compare_structure(tmp_path / "a.xml", layers("ab"))
+    assert compare_structure(str(tmp_path / "a.xml"), tmp_path / "a.xml")
