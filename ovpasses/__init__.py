@@ -78,11 +78,12 @@ __all__ = [
 # Where the names above are looked up, when one is asked for: pytest imports this package for its plugin at every start,
 # and OpenVINO takes more than a second.
 _HOMES = ("errors", "importers", "passes", "pipeline", "runtime", "equivalence")
+_PACKAGES = ("importers", "passes", "pipeline", "runtime", "equivalence", "visualize", "bench")
 
 
 def __getattr__(name: str) -> Any:
-    if name == "visualize":
-        return import_module("ovpasses.visualize")
+    if name in _PACKAGES:
+        return import_module(f"ovpasses.{name}")
     if name in __all__:
         for home in _HOMES:
             found = getattr(import_module(f"ovpasses.{home}"), name, None)

@@ -44,7 +44,7 @@ def new_graph() -> Digraph:
         PictureError: the package graphviz is not installed.
     """
     graph = needed("graphviz").Digraph("picture")
-    graph.attr(fontname=_FONT, fontsize="12", ranksep="0.3", nodesep="0.2")
+    graph.attr(fontname=_FONT, fontsize="12", ranksep="0.45", nodesep="0.4")
     graph.attr("node", fontname=_FONT, fontsize="10", shape="box", margin="0.1,0.05", height="0.3")
     graph.attr("edge", fontname=_FONT, fontsize="9", arrowsize="0.6")
     return graph
@@ -113,7 +113,8 @@ def _add_node(graph: Digraph, view: View, i: int, prefix: str, status: str, dash
     border = look.pop("style", "dashed" if dashed else "solid")
     look["style"] = ",".join(["filled", border, *(["rounded"] if kind in _ROUND else [])])
     if kind in _STATE:
-        look |= {"shape": "cylinder", "peripheries": "1"}  # a second outline would run through the text
+        # A second outline would run through the text, and the lid takes some of the height.
+        look |= {"shape": "cylinder", "peripheries": "1", "margin": "0.1,0.1"}
     label = _text([_MARKS.get(status, "") + first, *others])
     look |= {"label": label, "tooltip": _text([f"{kind} {view.name(i)}"]), "class": "boundary" if dashed else status}
     graph.node(f"{prefix}{i}", **look)

@@ -6,6 +6,7 @@ import importlib.util
 import re
 
 from ovpasses.errors import one_line
+from ovpasses.visualize._frames import with_room
 from ovpasses.visualize._picture import EXTRA, PictureError, needed
 
 # What is drawn with; laid out is with Courier, whose letters are as wide.
@@ -24,15 +25,21 @@ def draw_svg(source: str) -> str:
     Raises:
         PictureError: nothing that draws is installed, or it failed.
     """
-    graphviz = needed("graphviz")
-    try:
-        found = graphviz.pipe("dot", "svg", source.encode(), quiet=True).decode()
-    except graphviz.ExecutableNotFound:
-        found = _draw_in_process(source)
-    except graphviz.CalledProcessError as error:
-        raise PictureError(f"dot cannot draw the picture: {one_line(error)}") from error
+    found = _draw(source)
+    roomier = with_room(source, found)
+    found = found if roomier == source else _draw(roomier)
     found = re.sub(r"<!--.*?-->\n?", "", found[found.index("<svg") :], flags=re.DOTALL).strip()
     return re.sub(r'font-family="[^"]*"', f'font-family="{FONTS}"', found)
+
+
+def _draw(source: str) -> str:
+    graphviz = needed("graphviz")
+    try:
+        return str(graphviz.pipe("dot", "svg", source.encode(), quiet=True).decode())
+    except graphviz.ExecutableNotFound:
+        return _draw_in_process(source)
+    except graphviz.CalledProcessError as error:
+        raise PictureError(f"dot cannot draw the picture: {one_line(error)}") from error
 
 
 def _draw_in_process(source: str) -> str:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from ovpasses.visualize._changes import Changes
 
-_REACH = 3  # kept nodes in a row between a place and what changed there
+# Kept nodes in a row between a place and what changed there; for one that is alone.
+_REACH, _REACH_ALONE = 5, 3
 _HUB = 8  # a kept node with more neighbours joins nothing: a mask is read by every layer
 
 
@@ -52,6 +53,7 @@ def _nearest(changes: Changes, sites: Sequence[str], differing: set[int]) -> tup
     order: list[int] = []
     waiting: deque[tuple[int, int, str]] = deque()
     called = _called(changes, set(sites))
+    reach = _REACH if len(sites) > 1 else _REACH_ALONE
     waiting.extend((number, 0, site) for site in sites for number in called.get(site, ()))
     while waiting:
         number, kept, site = waiting.popleft()
@@ -60,10 +62,17 @@ def _nearest(changes: Changes, sites: Sequence[str], differing: set[int]) -> tup
         nearest[number] = site
         order.append(number)
         neighbours = sorted(changes.neighbours(number))
-        if kept and (kept >= _REACH or len(neighbours) > _HUB):
+        far = kept >= reach or (kept and len(neighbours) > _HUB)
+        if far or (number in differing and _is_input(changes, number)):
             continue
         waiting.extend((other, 0 if other in differing else kept + 1, site) for other in neighbours)
     return nearest, order
+
+
+def _is_input(changes: Changes, number: int) -> bool:
+    """A new or removed input, which all places may read: it is part of each, and joins none to another."""
+    sides = [side for side in changes.sides if number in side.position]
+    return all(side.view.kinds[side.position[number]] == "Parameter" for side in sides)
 
 
 def _called(changes: Changes, names: set[str]) -> dict[str, list[int]]:

@@ -12,6 +12,7 @@ from ovpasses.passes.report import PassReport
 from ovpasses.pipeline import PipelineReport
 from ovpasses.visualize._changes import KEPT, Changes, Side
 from ovpasses.visualize._draw import Digraph, add_count, add_title, draw_part, new_graph
+from ovpasses.visualize._frames import MARGIN
 from ovpasses.visualize._picture import Picture, PictureError
 from ovpasses.visualize._regions import connected, region
 from ovpasses.visualize._replay import Chosen, before_and_after
@@ -79,7 +80,7 @@ def _picture(changes: Changes, found: list[int], title: str) -> Picture:
     graph, looks = new_graph(), set()
     for name, side in zip(("before", "after"), changes.sides, strict=True):
         with graph.subgraph(name=f"cluster_{name}") as part:
-            part.attr(label=name, style="rounded", color="#b0b0b0", margin="10")
+            part.attr(label=name, style="rounded", color="#b0b0b0", margin=str(MARGIN))
             looks |= _draw_side(part, changes, side, shown, name)
             for number in chosen:
                 _count_readers(part, side, number, shown, name)

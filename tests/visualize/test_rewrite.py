@@ -16,6 +16,9 @@ from ovpasses import visualize
 from ovpasses._openvino import ops as ops_of
 from ovpasses.equivalence import compare_structure, structure_digest
 from ovpasses.visualize import PictureError
+from ovpasses.visualize._draw import new_graph
+from ovpasses.visualize._engine import _draw, draw_svg
+from ovpasses.visualize._frames import MARGIN, frames
 from tests.visualize.svg import MINUS, drawn, edges, nodes, ops, text
 
 pytestmark = pytest.mark.usefixtures("drawn_by_package")
@@ -177,3 +180,51 @@ def test_picture_of_the_readme_is_what_the_pass_does(prerelayout: ovp.ImportedMo
     now = visualize.rewrite(prerelayout, "KVStateSeqAxis").svg
     assert drawn(kept, "node") == drawn(now, "node")
     assert drawn(kept, "edge") == drawn(now, "edge")
+
+
+EVERY = [
+    ("after/llama-gqa/stateful-prerelayout/model.xml", "KVStateSeqAxis"),
+    ("after/llama-gqa/stateful-prerelayout/model.xml", "BeamReorder"),
+    ("before/gemma4-mixed/stateless/model.xml", "KVHeadSplit"),
+    ("gguf/tiny-qwen35.gguf", "MakeKVStateful"),
+    ("gguf/tiny-qwen35.gguf", "LowerGatedDeltaNet"),
+    ("before/qwen35/stateless/model.xml", "ChunkValidLen"),
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        pytest.param(*one, marks=pytest.mark.needs_2026_4 if "gguf" in one[0] or "qwen35" in one[0] else ())
+        for one in EVERY
+    ],
+)
+def test_labels_stay_inside_their_frames(model: str, name: str, recorded: Path) -> None:
+    picture = visualize.rewrite(ovp.read_model(recorded / model), name)
+    found = list(frames(picture.svg))
+    assert {frame.name for frame in found} == {"before", "after"}
+    assert all(frame.labels and frame.overhang == 0 for frame in found)
+
+
+def test_a_label_that_stands_out_gets_room() -> None:
+    graph = new_graph()
+    with graph.subgraph(name="cluster_after") as part:
+        part.attr(margin=str(MARGIN))
+        for i, j in ((0, 1), (1, 2), (2, 3), (3, 4), (0, 4)):  # the last one goes round the others
+            part.edge(f"after{i}", f"after{j}", label=" f32 [1,4,1..,16] ")
+    (tight,), (roomy,) = (list(frames(svg)) for svg in (_draw(graph.source), draw_svg(graph.source)))
+    assert tight.overhang > 10
+    assert len(roomy.labels) == 5
+    assert roomy.overhang == 0
+
+
+@pytest.mark.needs_2026_4
+def test_a_picture_is_of_one_place(recorded: Path) -> None:
+    """All share the new input; what else reads it is of other places."""
+    model = ovp.read_model(recorded / "before/qwen35/stateless/model.xml")
+    net = visualize.rewrite(model, "ChunkValidLen", site="GatedDeltaNet_429")
+    window = visualize.rewrite(model, "ChunkValidLen", site="cache_r_l1#1140")
+    assert ops(net, "after", "new")["Multiply"] == 2
+    assert not ops(net, "before", "removed")
+    assert ops(window, "after", "new")["Gather"] == ops(window, "before", "removed")["Slice"] == 1
+    assert "+3 more readers" in text(net)
