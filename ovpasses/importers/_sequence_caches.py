@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from openvino import Model
 
 from ovpasses._openvino import Node, Output
-from ovpasses.importers._slot_rows import constant, readers
 from ovpasses.importers._slots import behind_views
+from ovpasses.importers._walk import const_value, consumers, port_name
 
 CELLS = 2  # the dim of [1, sequences, cells, heads*size] that counts cells
 
@@ -34,7 +34,7 @@ class SequenceCache:
 
     @property
     def name(self) -> str:
-        return str(min(self.parameter.output(0).get_names(), default=None) or self.parameter.get_friendly_name())
+        return port_name(self.parameter)
 
     @property
     def sequences(self) -> int:
@@ -49,7 +49,7 @@ class SequenceCache:
     @property
     def cuts(self) -> list[Node]:
         """The Slices that take the cells of the chosen sequences ``[.., cells, heads, size]`` that attention covers."""
-        nodes = [i.get_node() for i in readers(self.chosen.output(0)) if i.get_index() == 0]
+        nodes = [i.get_node() for i in consumers(self.chosen.output(0)) if i.get_index() == 0]
         return [node for node in nodes if node.get_type_name() == "Slice" and _axis(node, 4) == 1]
 
 
@@ -64,12 +64,12 @@ def sequence_caches(model: Model) -> Iterator[SequenceCache]:
 
 def _found(parameter: Node) -> Iterator[SequenceCache]:
     for row in _reshapes(parameter.output(0)):
-        for reader in readers(row.output(0)):
+        for reader in consumers(row.output(0)):
             update = reader.get_node()
             if update.get_type_name() != "ScatterUpdate" or reader.get_index() != 0:
                 continue
             views = [row, *_all_reshapes(update.output(0))]
-            nodes = [i.get_node() for view in views[1:] for i in readers(view.output(0)) if i.get_index() == 0]
+            nodes = [i.get_node() for view in views[1:] for i in consumers(view.output(0)) if i.get_index() == 0]
             results = [node for node in nodes if node.get_type_name() == "Result"]
             chosen = [node for node in nodes if _chooses(node)]
             if len(results) == len(chosen) == 1:
@@ -77,7 +77,7 @@ def _found(parameter: Node) -> Iterator[SequenceCache]:
 
 
 def _reshapes(value: Output) -> list[Node]:
-    nodes = [i.get_node() for i in readers(value) if i.get_index() == 0]
+    nodes = [i.get_node() for i in consumers(value) if i.get_index() == 0]
     return [node for node in nodes if node.get_type_name() == "Reshape"]
 
 
@@ -99,5 +99,5 @@ def _chooses(node: Node) -> bool:
 
 def _axis(node: Node, port: int) -> int | None:
     """The one axis that a constant names."""
-    axis = constant(node.input_value(port)) if node.get_input_size() > port else None
+    axis = const_value(node.input_value(port)) if node.get_input_size() > port else None
     return int(axis.ravel()[0]) if axis is not None and axis.size == 1 else None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from ovpasses._openvino import Constant, Node, Output
+from ovpasses._openvino import Node, Output
+from ovpasses.importers._walk import const_value, consumers
 
 VIEWS = ("Reshape", "Squeeze", "Unsqueeze")
 _ROW_AXIS = 2  # of the packed result [1, 1, rows, heads*size]
@@ -88,7 +88,7 @@ def _is_packed(value: Output) -> bool:
 
 def _axis(cut: Node) -> int | None:
     """The one axis that a Slice or Gather cuts."""
-    value = constant(cut.input_value(4 if cut.get_type_name() == "Slice" else 2)) if _has_axis(cut) else None
+    value = const_value(cut.input_value(4 if cut.get_type_name() == "Slice" else 2)) if _has_axis(cut) else None
     rank = cut.get_output_partial_shape(0).rank
     if value is None or value.size != 1 or rank.is_dynamic:
         return None
@@ -99,29 +99,18 @@ def _has_axis(cut: Node) -> bool:
     return bool(cut.get_type_name() == "Gather" or cut.get_input_size() == 5)
 
 
-def readers(output: Output) -> list[Any]:
-    """Inputs fed by an output, in a stable order."""
-    return sorted(output.get_target_inputs(), key=lambda i: (i.get_node().get_instance_id(), i.get_index()))
-
-
 def attention_slices(packed: Output) -> Iterator[Node]:
     """The Slices that take the attention rows of a packed result, which come first."""
-    for reader in readers(packed):
+    for reader in consumers(packed):
         node = reader.get_node()
         if node.get_type_name() == "Slice" and _axis(node) == _ROW_AXIS and folded(node.input_value(1)) == 0:
             yield node
 
 
-def constant(value: Output) -> np.ndarray | None:
-    """What a Constant holds, else None."""
-    node = value.get_node()
-    return node.get_data() if isinstance(node, Constant) else None
-
-
 def folded(value: Output) -> int | None:
     """The one integer that an expression of constants is; None when an input is part of it."""
     node = value.get_node()
-    known = constant(value)
+    known = const_value(value)
     if known is not None:
         return int(known.ravel()[0]) if known.size == 1 and np.issubdtype(known.dtype, np.integer) else None
     parts = [folded(node.input_value(i)) for i in range(node.get_input_size())]

@@ -9,7 +9,8 @@ from typing import Any
 from openvino import Model
 
 from ovpasses._openvino import Node, Output
-from ovpasses.importers._slot_rows import VIEWS, Rows, find_rows, folded, readers
+from ovpasses.importers._slot_rows import VIEWS, Rows, find_rows, folded
+from ovpasses.importers._walk import consumers, port_name
 
 SLOTS = 2  # the dim of [1, 1, slots, width] that counts slots
 
@@ -85,7 +86,7 @@ class SlotCache:
 
     @property
     def name(self) -> str:
-        return str(min(self.parameter.output(0).get_names(), default=None) or self.parameter.get_friendly_name())
+        return port_name(self.parameter)
 
     @property
     def slots(self) -> int | None:
@@ -140,7 +141,7 @@ def slot_caches(model: Model) -> Iterator[SlotCache]:
 def _table(cache: Output) -> tuple[Output, Reset | None]:
     """The cache behind the Multiply that clears slots, and what clears them."""
     for value in _views_of(cache):
-        for reader in readers(value):
+        for reader in consumers(value):
             node = reader.get_node()
             if node.get_type_name() == "Multiply":
                 reset = _reset(node.input_value(1 - reader.get_index()))
@@ -167,7 +168,7 @@ def _reset(keep: Output) -> Reset | None:
 
 def _reads(table: Output) -> Iterator[SlotRead]:
     for value in _views_of(table):
-        for reader in readers(value):
+        for reader in consumers(value):
             node = reader.get_node()
             if node.get_type_name() == "Gather" and reader.get_index() == 0:
                 read = _read(node)
@@ -188,12 +189,12 @@ def _read(gather: Node) -> SlotRead | None:
 def _results(table: Output) -> tuple[tuple[SlotWrite, ...], tuple[Node, ...]]:
     writes, kept = {}, []
     for value in _views_of(table):
-        for reader in readers(value):
+        for reader in consumers(value):
             node = reader.get_node()
             if node.get_type_name() == "Result":
                 kept.append(node)
             found = [_listed_write(node)] if node.get_type_name() == "ScatterUpdate" else []
-            around = readers(node.output(0)) if node.get_type_name() == "Slice" else []
+            around = consumers(node.output(0)) if node.get_type_name() == "Slice" else []
             found += [_write(consumer.get_node(), table) for consumer in around]
             writes.update({write.result: write for write in found if write is not None})
     return tuple(writes.values()), tuple(kept)
@@ -201,7 +202,7 @@ def _results(table: Output) -> tuple[tuple[SlotWrite, ...], tuple[Node, ...]]:
 
 def _listed_write(scatter: Node) -> SlotWrite | None:
     axis = scatter.input_value(3).get_node()
-    results = [i.get_node() for i in readers(scatter.output(0)) if i.get_node().get_type_name() == "Result"]
+    results = [i.get_node() for i in consumers(scatter.output(0)) if i.get_node().get_type_name() == "Result"]
     if axis.get_type_name() != "Constant" or int(axis.get_data().ravel()[0]) != SLOTS or len(results) != 1:
         return None
     return SlotWrite(results[0], scatter.input_value(2), None)
@@ -210,7 +211,7 @@ def _listed_write(scatter: Node) -> SlotWrite | None:
 def _write(concat: Node, table: Output) -> SlotWrite | None:
     if concat.get_type_name() != "Concat" or _concat_axis(concat) != SLOTS or concat.get_input_size() != 3:
         return None
-    results = [i.get_node() for i in readers(concat.output(0)) if i.get_node().get_type_name() == "Result"]
+    results = [i.get_node() for i in consumers(concat.output(0)) if i.get_node().get_type_name() == "Result"]
     before, after = (concat.input_value(i).get_node() for i in (0, 2))
     around = all(n.get_type_name() == "Slice" and n.input_value(0) == table for n in (before, after))
     if not around or len(results) != 1:
@@ -237,7 +238,7 @@ def _views_of(value: Output) -> Iterator[Output]:
     while pending:
         here = pending.pop()
         yield here
-        first = [i.get_node() for i in readers(here) if i.get_index() == 0]
+        first = [i.get_node() for i in consumers(here) if i.get_index() == 0]
         pending += [node.output(0) for node in first if node.get_type_name() in VIEWS]
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 from openvino import Model
 
-from ovpasses._openvino import Node, Output
+from ovpasses._openvino import Constant, Node, Output
+
+Input: TypeAlias = Any  # openvino.Input
 
 ATTENTION_OPS = ("ScaledDotProductAttention", "Softmax")
 
@@ -30,6 +33,22 @@ def all_ops(model: Model) -> Iterator[Node]:
         yield node
         for body in inner_models(node):
             yield from all_ops(body)
+
+
+def consumers(output: Output) -> list[Input]:
+    """Inputs fed by an output, in a stable order."""
+    return sorted(output.get_target_inputs(), key=lambda i: (i.get_node().get_instance_id(), i.get_index()))
+
+
+def const_value(output: Output) -> np.ndarray | None:
+    """What a Constant holds, else None."""
+    node = output.get_node()
+    return node.get_data() if isinstance(node, Constant) else None
+
+
+def port_name(node: Node) -> str:
+    """Tensor name of an input or output of the model, else its friendly name."""
+    return str(min(node.output(0).get_names(), default=None) or node.get_friendly_name())
 
 
 def consumer_nodes(output: Output, through: tuple[str, ...] = ()) -> Iterator[Node]:

@@ -9,7 +9,7 @@ from openvino import Model
 
 from ovpasses._openvino import Node, Output
 from ovpasses.importers._slot_roles import slot_roles
-from ovpasses.importers._walk import ATTENTION_OPS, consumer_nodes, source_of_mask
+from ovpasses.importers._walk import ATTENTION_OPS, consumer_nodes, port_name, source_of_mask
 
 # Roles that several inputs of one graph may have.
 SHARED_ROLES = (
@@ -75,7 +75,7 @@ def input_roles(model: Model) -> dict[str, str]:
 
 
 def _name(parameter: Node) -> str:
-    return str(min(parameter.output(0).get_names(), default=None) or parameter.get_friendly_name())
+    return port_name(parameter)
 
 
 def _role(output: Output) -> str | None:

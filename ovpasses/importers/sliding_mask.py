@@ -15,7 +15,7 @@ from typing import Any
 from openvino import Model
 
 from ovpasses._openvino import Node, NodeFactory, Output, Parameter
-from ovpasses.importers._walk import mask_input, source_of_mask
+from ovpasses.importers._walk import mask_input, port_name, source_of_mask
 from ovpasses.importers.graph_info import GraphInfo, attention_layers
 
 SLIDING_SUFFIX = "_swa"
@@ -67,7 +67,7 @@ def _input_like(mask: Node, name: str, model: Model) -> Node:
 
 
 def _mask_name(mask: Node) -> str:
-    return str(min(mask.output(0).get_names(), default=None) or mask.get_friendly_name())
+    return port_name(mask)
 
 
 def _same_view(node: Node, rebuilt: dict[Node, Output]) -> Output:

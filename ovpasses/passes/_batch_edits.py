@@ -10,11 +10,21 @@ from openvino import Model, PartialShape, Type
 
 from ovpasses._openvino import Node, Output, ops
 from ovpasses.importers._sequence_caches import CELLS, SequenceCache
-from ovpasses.importers._slot_rows import Rows, attention_slices, constant
+from ovpasses.importers._slot_rows import Rows, attention_slices
 from ovpasses.importers._slots import SLOTS, Reset, SlotCache, behind_views, slot_caches
+from ovpasses.importers._walk import port_name
 from ovpasses.importers.input_roles import input_roles
-from ovpasses.passes._cache_pairs import cache_name
-from ovpasses.passes._edit import const, consumers, drop_unread_parameters, like, parameter, redirect, rewire
+from ovpasses.passes._edit import (
+    const,
+    const_value,
+    consumers,
+    drop_unread_parameters,
+    like,
+    parameter,
+    redirect,
+    rewire,
+    set_shape,
+)
 from ovpasses.passes._recurrent_sites import DeltaNet
 from ovpasses.passes._slot_edits import TO_THE_END
 from ovpasses.passes.report import PassReport
@@ -81,14 +91,9 @@ def fix_sequences(model: Model, sequences: int) -> None:
     for one in model.get_parameters():
         shape = one.get_output_partial_shape(0)
         if one.get_friendly_name() in slots and shape.is_dynamic:
-            _set_shape(one, PartialShape([*[1] * (shape.rank.get_length() - 1), slots[one.get_friendly_name()]]))
-        elif roles.get(cache_name(one), cache_name(one)) in OF_SEQUENCES:
-            _set_shape(one, PartialShape([sequences]))
-
-
-def _set_shape(node: Node, shape: PartialShape) -> None:
-    node.set_partial_shape(shape)
-    node.validate_and_infer_types()
+            set_shape(one, PartialShape([*[1] * (shape.rank.get_length() - 1), slots[one.get_friendly_name()]]))
+        elif roles.get(port_name(one), port_name(one)) in OF_SEQUENCES:
+            set_shape(one, PartialShape([sequences]))
 
 
 def _choose(cache: SequenceCache, active: Output) -> None:
@@ -101,7 +106,7 @@ def _choose(cache: SequenceCache, active: Output) -> None:
 
 def _any_cells(view: Node, cache: SequenceCache) -> list[int]:
     """The target of a Reshape with -1 for the cells, of one sequence or of all, where a number was captured."""
-    known = constant(view.input_value(1))
+    known = const_value(view.input_value(1))
     assert known is not None
     target = [int(d) for d in known]
     row = cache.parameter.get_output_partial_shape(0)[3].get_length()
@@ -142,7 +147,7 @@ def _reset_each(resets: list[tuple[SlotCache, Reset]], length: PartialShape) -> 
         key = (index.get_friendly_name(), size.get_friendly_name(), str(table.get_output_element_type(0)))
         if key not in made:
             for ranged in (index, size):
-                _set_shape(ranged, length)
+                set_shape(ranged, length)
             made[key] = _kept(index, size, cache)
         at = next(i for i in (0, 1) if _is_mask(table.input_value(i), reset))
         rewire(table.input(at), made[key])

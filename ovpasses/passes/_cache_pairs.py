@@ -11,6 +11,7 @@ from openvino import Model
 from ovpasses._openvino import Node, Output
 from ovpasses.errors import RewriteError
 from ovpasses.ggml_names import CACHE_NAME, PAST_NAME
+from ovpasses.importers._walk import port_name
 from ovpasses.passes._edit import const_value, consumers, describe
 from ovpasses.passes._identity import readers
 
@@ -39,7 +40,7 @@ class CachePair:
 
     @property
     def name(self) -> str:
-        return cache_name(self.parameter)
+        return port_name(self.parameter)
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,7 @@ class NoPair:
 
     @property
     def name(self) -> str:
-        return cache_name(self.parameter)
-
-
-def cache_name(node: Node) -> str:
-    """Tensor name of a Parameter, else its friendly name."""
-    return str(min(node.output(0).get_names(), default=None) or node.get_friendly_name())
+        return port_name(self.parameter)
 
 
 def result_names(result: Node) -> set[str]:

@@ -6,12 +6,31 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-from openvino import Model, Type
+from openvino import Model, PartialShape, Type
 
-from ovpasses._openvino import Constant, Node, Output, Parameter, Variable, VariableInfo, ops, replace_source
+from ovpasses._openvino import Node, Output, Parameter, Variable, VariableInfo, ops, replace_source
 from ovpasses.errors import RewriteError
+from ovpasses.importers._walk import Input, const_value, consumers
+from ovpasses.passes.report import PassReport
 
-Input = Any  # openvino.Input[Node] carries no useful static type
+__all__ = [
+    "Input",
+    "const",
+    "const_value",
+    "consumers",
+    "deferred",
+    "describe",
+    "drop_unread_inputs",
+    "drop_unread_parameters",
+    "like",
+    "parameter",
+    "redirect",
+    "rewire",
+    "set_shape",
+    "set_variable_shape",
+    "transpose_0213",
+    "zeros_constant",
+]
 
 
 def const(value: Any, dtype: Any = np.int64) -> Node:
@@ -24,12 +43,6 @@ def zeros_constant(shape: list[int], dtype: Type, name: str) -> Node:
     node: Node = ops.constant(np.zeros(shape, dtype=np.float32), dtype=dtype)
     node.set_friendly_name(name)
     return node
-
-
-def const_value(output: Output) -> np.ndarray | None:
-    """The value behind an output when it is a Constant, else None."""
-    node = output.get_node()
-    return node.get_data() if isinstance(node, Constant) else None
 
 
 def describe(output: Output) -> str:
@@ -54,11 +67,6 @@ def rewire(consumer: Input, new: Output) -> None:
             f"cannot be fed {describe(new)} in place of {describe(old)}; this is a fault of the pass"
         )
     replace_source(consumer, new)
-
-
-def consumers(output: Output) -> list[Input]:
-    """Inputs fed by an output, in a stable order."""
-    return sorted(output.get_target_inputs(), key=lambda i: (i.get_node().get_instance_id(), i.get_index()))
 
 
 def redirect(old: Output, new: Output, *, only: Iterable[Input] | None = None) -> None:
@@ -137,3 +145,16 @@ def deferred(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Callabl
         function(*args, **kwargs)
 
     return edit
+
+
+def drop_unread_inputs(model: Model, report: PassReport) -> None:
+    """Remove the Parameters that no op of the model reads, with a note of which."""
+    dropped = drop_unread_parameters(model)
+    if dropped:
+        report.notes.append(f"removed unread inputs {', '.join(dropped)}")
+
+
+def set_shape(parameter: Node, shape: PartialShape) -> None:
+    """Give a Parameter another shape; what reads it is validated with the model."""
+    parameter.set_partial_shape(shape)
+    parameter.validate_and_infer_types()

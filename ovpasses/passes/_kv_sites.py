@@ -10,7 +10,8 @@ from openvino import Model, PartialShape
 from ovpasses._openvino import Node, Output
 from ovpasses.ggml_names import CACHE_NAME, PAST_NAME, layer_of
 from ovpasses.importers._head_counts import growth_dim, rows_of
-from ovpasses.passes._cache_pairs import cache_name, find_update
+from ovpasses.importers._walk import port_name
+from ovpasses.passes._cache_pairs import find_update
 from ovpasses.passes._states import State, find_append, states
 
 
@@ -66,7 +67,7 @@ class NoSite:
 def find_sites(model: Model) -> Iterator[KVSite | NoSite]:
     """Every cache of keys or values: Parameters that are grown into a Result, states that an append grows."""
     for parameter in model.get_parameters():
-        name = cache_name(parameter)
+        name = port_name(parameter)
         found = find_update(parameter, None)
         if found is not None:
             update, result = found

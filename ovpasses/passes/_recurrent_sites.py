@@ -12,8 +12,9 @@ from ovpasses._openvino import Node, Output
 from ovpasses.ggml_names import CACHE_NAME
 from ovpasses.importers._slot_rows import VIEWS as SAME_ORDER
 from ovpasses.importers._slots import SlotCache, behind_views, slot_caches
+from ovpasses.importers._walk import port_name
 from ovpasses.importers.internal_ops import GatedDeltaNet
-from ovpasses.passes._cache_pairs import CachePair, NoPair, cache_name, find_pairs
+from ovpasses.passes._cache_pairs import CachePair, NoPair, find_pairs
 from ovpasses.passes._edit import Input, const_value, consumers, describe
 from ovpasses.passes._slot_edits import whole_write
 from ovpasses.passes._states import states
@@ -58,7 +59,7 @@ def carried_states(model: Model) -> Iterator[Carried | NoPair]:
         if pair.parameter.get_friendly_name() in slots:
             continue
         if isinstance(pair, CachePair) and pair.update is None:
-            yield Carried(cache_name(pair.parameter), pair.parameter.output(0), pair.result.input_value(0))
+            yield Carried(port_name(pair.parameter), pair.parameter.output(0), pair.result.input_value(0))
         elif isinstance(pair, NoPair) and _is_recurrent(pair.name):
             yield pair
 

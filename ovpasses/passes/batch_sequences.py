@@ -10,13 +10,12 @@ from openvino import Model, PartialShape, Type
 from ovpasses._openvino import Node
 from ovpasses.errors import RewriteError
 from ovpasses.importers._sequence_caches import SequenceCache, sequence_caches
-from ovpasses.importers._slot_rows import Rows, constant
+from ovpasses.importers._slot_rows import Rows
 from ovpasses.importers._slots import SlotCache, behind_views, slot_caches
-from ovpasses.importers._walk import ATTENTION_OPS, first_downstream
+from ovpasses.importers._walk import ATTENTION_OPS, first_downstream, port_name
 from ovpasses.importers.input_roles import input_roles
 from ovpasses.passes._batch_edits import Batch, batch_sequences, fix_sequences, sequence_list
-from ovpasses.passes._cache_pairs import cache_name
-from ovpasses.passes._edit import deferred, describe
+from ovpasses.passes._edit import const_value, deferred, describe
 from ovpasses.passes._recurrent_sites import DeltaNet, delta_nets
 from ovpasses.passes.base import Edit, ReportedPass
 from ovpasses.passes.report import PassReport
@@ -142,7 +141,7 @@ def _is_one(cache: SlotCache, report: PassReport) -> bool:
 
 def _counts(model: Model) -> list[Node]:
     roles = input_roles(model)
-    return [p for p in model.get_parameters() if roles.get(cache_name(p)) in COUNTS]
+    return [p for p in model.get_parameters() if roles.get(port_name(p)) in COUNTS]
 
 
 def _reasons(model: Model, batch: Batch) -> Iterator[tuple[str, Why]]:
@@ -169,7 +168,7 @@ def _why_not_any(model: Model, batch: Batch, held: set[int | None]) -> Why:
     for count in batch.counts:
         wrong = _why_not_scalar(count)
         if wrong is not None:
-            return "count", f"input {cache_name(count)} {wrong}"
+            return "count", f"input {port_name(count)} {wrong}"
     return None
 
 
@@ -202,7 +201,7 @@ def _why_not_query(cache: SequenceCache) -> Why:
     shape = query.get_partial_shape()
     if shape.rank.is_static and shape[0].is_static:
         return "query", f"the query is {describe(query)}, wanted a batch that is not fixed"
-    if any(constant(view.input_value(1)) is None for view in cache.views):
+    if any(const_value(view.input_value(1)) is None for view in cache.views):
         return "query", "the shape of a view of it is no constant"
     return None
 

@@ -10,12 +10,13 @@ from openvino import Dimension, Model, PartialShape
 from ovpasses._openvino import Node, Output, Variable, VariableInfo, assign, ops, read_value
 from ovpasses.errors import RewriteError
 from ovpasses.importers._slots import slot_caches
-from ovpasses.passes._cache_pairs import CachePair, NoPair, cache_name, find_pairs, missing_inputs
+from ovpasses.importers._walk import port_name
+from ovpasses.passes._cache_pairs import CachePair, NoPair, find_pairs, missing_inputs
 from ovpasses.passes._edit import (
     const,
     consumers,
     deferred,
-    drop_unread_parameters,
+    drop_unread_inputs,
     like,
     redirect,
     rewire,
@@ -113,7 +114,7 @@ class MakeKVStateful(ReportedPass):
         if scattered:
             edits.append(deferred(_fix_sequence_count, model, report))
         if edits:
-            edits.append(deferred(_clean_inputs, model, report))
+            edits.append(deferred(drop_unread_inputs, model, report))
         return edits
 
     def _options(self) -> list[str]:
@@ -125,12 +126,6 @@ def _fix_sequence_count(model: Model, report: PassReport) -> None:
     fixed = fix_sequence_count(model)
     if fixed:
         report.notes.append(f"one sequence per state: set {', '.join(fixed)} to 1")
-
-
-def _clean_inputs(model: Model, report: PassReport) -> None:
-    dropped = drop_unread_parameters(model)
-    if dropped:
-        report.notes.append(f"removed unread inputs {', '.join(dropped)}")
 
 
 def _make_state(model: Model, pair: CachePair, batch: int) -> None:
@@ -145,7 +140,7 @@ def _make_state(model: Model, pair: CachePair, batch: int) -> None:
         written = _append(pair, read).output(0)
     sink = assign(read, variable)  # takes a Node of a single output ...
     sink.set_arguments([written])  # ... while what is written may be any port of any node
-    sink.set_friendly_name(f"{cache_name(parameter)}/assign")
+    sink.set_friendly_name(f"{port_name(parameter)}/assign")
     model.add_variables([variable])
     model.add_sinks([sink])
     model.remove_result(result)
@@ -161,14 +156,14 @@ def _read(pair: CachePair, batch: int, taken: set[str]) -> tuple[Node, Variable]
     element = parameter.get_element_type()
 
     info = VariableInfo()
-    joined = [cache_name(parameter), _output_name(pair.result)]
+    joined = [port_name(parameter), _output_name(pair.result)]
     info.variable_id = "".join(joined) if "".join(joined) not in taken else "/".join(joined)
     info.data_shape = PartialShape(dims)
     info.data_type = element
     variable = Variable(info)
 
     initial = [0 if d == pair.axis else dims[d].get_length() for d in range(len(dims))]
-    zeros = zeros_constant(initial, element, f"{cache_name(parameter)}/initial")
+    zeros = zeros_constant(initial, element, f"{port_name(parameter)}/initial")
     read = read_value(zeros, variable)
     return like(read, parameter), variable
 

@@ -9,9 +9,9 @@ from openvino import Model, PartialShape
 
 from ovpasses._openvino import Node
 from ovpasses.importers._slots import SLOTS, slot_caches
+from ovpasses.importers._walk import port_name
 from ovpasses.importers.input_roles import input_roles
-from ovpasses.passes._cache_pairs import cache_name
-from ovpasses.passes._edit import const, deferred, drop_unread_parameters, like, redirect
+from ovpasses.passes._edit import const, deferred, drop_unread_parameters, like, redirect, set_shape
 from ovpasses.passes.base import Edit, ReportedPass
 from ovpasses.passes.report import PassReport
 
@@ -59,7 +59,7 @@ class OneSequence(ReportedPass):
         edits: list[Edit] = []
         counts: list[tuple[Node, int]] = []
         for parameter in model.get_parameters():
-            name, role = cache_name(parameter), roles.get(cache_name(parameter), "")
+            name, role = port_name(parameter), roles.get(port_name(parameter), "")
             if role not in VALUES:
                 continue
             shape = parameter.get_output_partial_shape(0)
@@ -77,7 +77,7 @@ class OneSequence(ReportedPass):
             elif cache.parameter.get_output_partial_shape(0)[SLOTS].is_static:
                 report.skip(cache.name, "already", "it has one slot")
             else:
-                edits.append(deferred(_set_shape, cache.parameter, PartialShape([1, 1, 1, cache.width])))
+                edits.append(deferred(set_shape, cache.parameter, PartialShape([1, 1, 1, cache.width])))
                 report.done(cache.name)
         if any(skip.step == "count" for skip in report.skipped):
             return []
@@ -96,11 +96,6 @@ def _why_several(model: Model, roles: dict[str, str]) -> str | None:
         if slots.is_static and slots.get_length() != 1:
             return f"{cache.name} has {slots.get_length()} slots, wanted 1"
     return None
-
-
-def _set_shape(parameter: Node, shape: PartialShape) -> None:
-    parameter.set_partial_shape(shape)
-    parameter.validate_and_infer_types()
 
 
 def _set_counts(model: Model, counts: list[tuple[Node, int]], report: PassReport) -> None:

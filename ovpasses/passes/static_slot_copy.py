@@ -9,7 +9,7 @@ from openvino import Model, PartialShape, Type
 from ovpasses._openvino import Node
 from ovpasses.importers._slot_rows import Rows, attention_slices, folded
 from ovpasses.importers._slots import SlotCache, SlotWrite, slot_caches
-from ovpasses.passes._edit import Input, const, const_value, deferred, parameter, redirect, rewire
+from ovpasses.passes._edit import Input, const, const_value, deferred, parameter, redirect, rewire, set_shape
 from ovpasses.passes._one_token_reshape import OneToken, one_token_reshapes
 from ovpasses.passes._slot_edits import end_of_rows, whole_write
 from ovpasses.passes.base import Edit, ReportedPass
@@ -96,14 +96,9 @@ def _lists(caches: list[SlotCache], unclear: str | None, report: PassReport) -> 
         else:
             last = shape.rank.get_length() - 1
             fixed = [1] * last + [max(n for n in lengths if n is not None)]
-            edits.append(deferred(_set_shape, node, PartialShape(fixed)))
+            edits.append(deferred(set_shape, node, PartialShape(fixed)))
             report.done(name)
     return edits
-
-
-def _set_shape(node: Node, shape: PartialShape) -> None:
-    node.set_partial_shape(shape)
-    node.validate_and_infer_types()
 
 
 def _reset(model: Model, cache: SlotCache, report: PassReport) -> list[Edit]:

@@ -12,10 +12,11 @@ from ovpasses._openvino import Node, ops
 from ovpasses.errors import RewriteError, one_line
 from ovpasses.importers._sequence_caches import CELLS as CELL_DIM
 from ovpasses.importers._sequence_caches import sequence_caches
+from ovpasses.importers._walk import port_name
 from ovpasses.importers.graph_info import info_from_graph, info_from_rt_info
 from ovpasses.passes._batch_edits import sequence_list
-from ovpasses.passes._cache_pairs import CachePair, cache_name, find_pairs, result_names
-from ovpasses.passes._edit import const, deferred, drop_unread_parameters, like, redirect
+from ovpasses.passes._cache_pairs import CachePair, find_pairs, result_names
+from ovpasses.passes._edit import const, deferred, drop_unread_inputs, drop_unread_parameters, like, redirect
 from ovpasses.passes._static_check import listed, not_static
 from ovpasses.passes.base import Edit, ReportedPass
 from ovpasses.passes.report import PassReport
@@ -107,13 +108,13 @@ class StaticTokens(ReportedPass):
             )
         for parameter in model.get_parameters():
             shape = parameter.get_output_partial_shape(0)
-            if cache_name(parameter) in changed or shape.is_dynamic:  # a dynamic one that nothing reads goes away
-                report.done(cache_name(parameter))
+            if port_name(parameter) in changed or shape.is_dynamic:  # a dynamic one that nothing reads goes away
+                report.done(port_name(parameter))
             else:
-                report.skip(cache_name(parameter), "already", f"its shape {shape} is static")
+                report.skip(port_name(parameter), "already", f"its shape {shape} is static")
         if not report.rewritten:
             return []
-        return [deferred(_make_static, model, sizes), deferred(_clean_inputs, model, report)]
+        return [deferred(_make_static, model, sizes), deferred(drop_unread_inputs, model, report)]
 
     def _sizes(self, model: Model) -> _Sizes:
         context = self.context
@@ -140,7 +141,7 @@ def _make_static(model: Model, sizes: _Sizes) -> set[str]:
     fixed: dict[str, PartialShape] = {}
     scattered: list[CachePair] = []
     for parameter in model.get_parameters():
-        name, shape = cache_name(parameter), parameter.get_output_partial_shape(0)
+        name, shape = port_name(parameter), parameter.get_output_partial_shape(0)
         dims = _dims(roles.get(name, name), shape, sizes)
         if dims is not None:
             fixed[name] = dims
@@ -162,8 +163,8 @@ def _make_static(model: Model, sizes: _Sizes) -> set[str]:
         if shape.is_dynamic:
             fixed[cache.name] = _with(shape, {CELL_DIM: sizes.context})
     for parameter in model.get_parameters():
-        if cache_name(parameter) in fixed:
-            parameter.set_partial_shape(fixed[cache_name(parameter)])
+        if port_name(parameter) in fixed:
+            parameter.set_partial_shape(fixed[port_name(parameter)])
             parameter.validate_and_infer_types()
     for pair in scattered:
         _scatter_on_cells(pair)
@@ -218,9 +219,3 @@ def _tried(trial: Model, sizes: _Sizes) -> tuple[set[str], list[tuple[str, str]]
         return set(), [("the graph", f"its shapes do not fit together ({one_line(error)})")]
     drop_unread_parameters(trial)
     return changed, not_static(trial)
-
-
-def _clean_inputs(model: Model, report: PassReport) -> None:
-    dropped = drop_unread_parameters(model)
-    if dropped:
-        report.notes.append(f"removed unread inputs {', '.join(dropped)}")
