@@ -13,7 +13,7 @@ from ovpasses._tables import html_table
 from ovpasses.errors import ModelReadError
 from ovpasses.importers.cgraph import FILE_NAME as CGRAPH_FILE
 from ovpasses.importers.cgraph import info_from_cgraph
-from ovpasses.importers.graph_info import GraphInfo, LayerInfo, info_from_graph, info_from_rt_info, merged
+from ovpasses.importers.graph_info import ATTENTION, GraphInfo, LayerInfo, info_from_graph, info_from_rt_info, merged
 from ovpasses.importers.input_roles import input_roles
 from ovpasses.importers.sliding_mask import separate_sliding_masks
 
@@ -105,9 +105,21 @@ def _info(model: Model, path: Path | None = None) -> GraphInfo:
     ggml_graph = path.parent / CGRAPH_FILE if path is not None and path.suffix.lower() == ".xml" else None
     if ggml_graph is not None and ggml_graph.is_file():
         info = merged(info, info_from_cgraph(ggml_graph), f"{CGRAPH_FILE} beside it")
-    for line in info.contradictions:
+    for line in (*info.contradictions, *_unknown_windows(info, model)):
         log.warning("%s: %s", path or "model", line)
     return info
+
+
+def _unknown_windows(info: GraphInfo, model: Model) -> list[str]:
+    """What hints at sliding layers whose window nothing tells; run as they are, they are right inside it only."""
+    sizes = {(one.n_heads_kv, one.key_size) for one in info.layers if one.kind == ATTENTION and one.key_size}
+    masks = {role for role in input_roles(model).values() if role in ("self_kq_mask", "self_kq_mask_swa")}
+    if info.windows or len(sizes) < 2 or masks != {"self_kq_mask"}:
+        return []
+    return [
+        "attention layers differ in their heads, as those of models with sliding windows do, and share one mask; "
+        "if it is one, give the info of its GGUF (info=, on the command line --info)"
+    ]
 
 
 def _of_graph(info: GraphInfo, model: Model) -> GraphInfo:

@@ -51,6 +51,7 @@ class ChunkValidLen(ReportedPass):
         state: any other state of fixed size goes into a delta net.
         pair: the output by which a recurrent state leaves a stateless graph can be told; of a cache in slots (a
             llama.cpp dump), the one write of new rows.
+        together: all of them fit; the input says that padding reaches no state, so none changes without the others.
 
     Sequences: in a graph that takes a list of them (BatchSequences) the input is i64 ``[B]``, a length for each.
     Leaves alone: graphs that have the input already ("already"); the bodies of loops.
@@ -70,18 +71,14 @@ class ChunkValidLen(ReportedPass):
     def plan(self, model: Model, report: PassReport) -> list[Edit]:
         nets = list(delta_nets(model))
         has_input = any(INPUT in p.output(0).get_names() for p in model.get_parameters())
-        gated: list[DeltaNet] = []
         windows: list[Window] = []
+        fit = [net.node.get_friendly_name() for net in nets if _why_not_gated(net) is None]
         for net in nets:
-            name = net.node.get_friendly_name()
-            why = _why_not_gated(net)
+            name, why = net.node.get_friendly_name(), _why_not_gated(net)
             if has_input:
                 report.skip(name, "already", f"the graph has the input {INPUT}")
             elif why is not None:
                 report.skip(name, "gates", why)
-            else:
-                gated.append(net)
-                report.done(name)
         for state in carried_states(model):
             if has_input:
                 report.skip(state.name, "already", f"the graph has the input {INPUT}")
@@ -94,14 +91,21 @@ class ChunkValidLen(ReportedPass):
             window = find_window(state)
             if isinstance(window, Window):
                 windows.append(window)
-                report.done(state.name)
+                fit.append(state.name)
             elif window is None:
                 report.skip(state.name, "state", "is neither a conv window nor a delta net's, so padding reaches it")
             else:
                 report.skip(state.name, "window", window)
-        if not gated and not windows:
+        if has_input or not fit:
             return []
-        return [deferred(_edit, model, gated, windows, report)]
+        if report.skipped:  # the input says that padding reaches no state at all
+            first = report.skipped[0]
+            for name in fit:
+                report.skip(name, "together", f"all change together, but {first.node}: {first.reason}")
+            return []
+        for name in fit:
+            report.done(name)
+        return [deferred(_edit, model, nets, windows, report)]
 
 
 def _why_not_gated(net: DeltaNet) -> str | None:

@@ -55,7 +55,7 @@ class OneSequence(ReportedPass):
 
     def plan(self, model: Model, report: PassReport) -> list[Edit]:
         roles = input_roles(model)
-        several = _why_several(model, roles)
+        several = why_several(model, roles)
         edits: list[Edit] = []
         counts: list[tuple[Node, int]] = []
         for parameter in model.get_parameters():
@@ -86,7 +86,7 @@ class OneSequence(ReportedPass):
         return edits
 
 
-def _why_several(model: Model, roles: dict[str, str]) -> str | None:
+def why_several(model: Model, roles: dict[str, str]) -> str | None:
     """What says that the caches hold more than one sequence; None when nothing does."""
     chosen = next((name for name, role in roles.items() if role in CHOICES), None)
     if chosen is not None:

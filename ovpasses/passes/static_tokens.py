@@ -14,11 +14,13 @@ from ovpasses.importers._sequence_caches import CELLS as CELL_DIM
 from ovpasses.importers._sequence_caches import sequence_caches
 from ovpasses.importers._walk import port_name
 from ovpasses.importers.graph_info import info_from_graph, info_from_rt_info
+from ovpasses.importers.input_roles import input_roles
 from ovpasses.passes._batch_edits import sequence_list
 from ovpasses.passes._cache_pairs import CachePair, find_pairs, result_names
 from ovpasses.passes._edit import const, deferred, drop_unread_inputs, drop_unread_parameters, like, redirect
 from ovpasses.passes._static_check import listed, not_static
 from ovpasses.passes.base import Edit, ReportedPass
+from ovpasses.passes.one_sequence import why_several
 from ovpasses.passes.report import PassReport
 
 # Cells of a cache when neither the caller nor the model says less.
@@ -96,6 +98,13 @@ class StaticTokens(ReportedPass):
         self.tokens, self.context, self.rows = tokens, context, rows
 
     def plan(self, model: Model, report: PassReport) -> list[Edit]:
+        several = why_several(model, input_roles(model)) if sequence_list(model) is None else None
+        if several is not None:
+            raise RewriteError(
+                f"{report.name}: {several}; run BatchSequences before it, or give the preset the option sequences, how "
+                "many run at a time; nothing was changed",
+                (report,),
+            )
         sizes = self._sizes(model)
         changed, left = _tried(model.clone(), sizes)
         if left:

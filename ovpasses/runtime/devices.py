@@ -97,7 +97,7 @@ def compile_model(
     name = device_name(device, environ)
     _refuse_placeholders(model)
     if is_npu(name):
-        _refuse_dynamic(model)
+        refuse_dynamic(model)
     if may_be_cpu(name):
         refuse_square_attention(model)
     refuse_absent(name, core)
@@ -134,7 +134,8 @@ def _refuse_placeholders(model: Model) -> None:
         )
 
 
-def _refuse_dynamic(model: Model) -> None:
+def refuse_dynamic(model: Model) -> None:
+    """Raise a DeviceError that names a dynamic input, which no NPU takes."""
     for port in model.inputs:
         if port.get_partial_shape().is_dynamic:
             raise DeviceError(

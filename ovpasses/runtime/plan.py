@@ -9,11 +9,15 @@ from typing import Any
 
 from openvino import Core
 
+from ovpasses.errors import RewriteError
 from ovpasses.importers import ImportedModel
+from ovpasses.passes.static_tokens import DEFAULT_CONTEXT
 from ovpasses.pipeline import Pipeline, PipelineReport
 from ovpasses.runtime.chunked_prefill import ChunkedSession
-from ovpasses.runtime.device_names import is_npu
-from ovpasses.runtime.devices import compile_model, compile_properties, device_name
+from ovpasses.runtime.device_names import check_device_name, is_npu
+from ovpasses.runtime.devices import compile_model, compile_properties, device_name, refuse_dynamic
+from ovpasses.runtime.inputs import TOKEN_INPUTS
+from ovpasses.runtime.ports import last_dim
 from ovpasses.runtime.session import Session
 
 FORCE_STATIC_VARIABLE = "GGML_OPENVINO_FORCE_STATIC"
@@ -111,11 +115,14 @@ def plan_run(
         environ: where the variables are looked up.
 
     Raises:
-        RewriteError: a pass refused.
+        RewriteError: a pass refused, or the model is one half of a static pair.
+        DeviceError: no device of such a name can be, or a pipeline left dynamic shapes for an NPU.
     """
     name = device_name(device, environ)
+    check_device_name(name)
     if pipeline is None and wants_static(name, environ):
-        chunk = min(chunk_size(environ), context or chunk_size(environ))
+        cells = context or min(DEFAULT_CONTEXT, imported.info.context_length or DEFAULT_CONTEXT)
+        chunk = min(chunk_size(environ), cells)
         decode = ImportedModel(imported.model.clone(), imported.info, imported.source)
         models = {"prefill": imported, "decode": decode}
         pipelines = {
@@ -126,5 +133,21 @@ def plan_run(
         models = {"model": imported}
         pipelines = {"model": pipeline or Pipeline.preset("stateful", strict=strict)}
     reports = {key: pipelines[key].run(model) for key, model in models.items()}
+    if "decode" in models:
+        _check_decode(models["decode"])
+    for model in models.values() if is_npu(name) else ():
+        refuse_dynamic(model.model)
     properties = {key: compile_properties(model.model, name, config, environ) for key, model in models.items()}
     return RunPlan(name, models, reports, properties)
+
+
+def _check_decode(imported: ImportedModel) -> None:
+    """A dump that is static already stays as it is, and llama.cpp writes two of them."""
+    for port in imported.model.inputs:
+        name = port.get_any_name()
+        count = last_dim(port)
+        if imported.info.roles.get(name, name) in TOKEN_INPUTS and count not in (None, 1):
+            raise RewriteError(
+                f"input {name} takes {count} tokens whatever is asked for: the model is the prefill half of a static "
+                "pair; compile both halves and give them to ChunkedSession"
+            )

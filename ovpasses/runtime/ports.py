@@ -15,6 +15,8 @@ from ovpasses.importers.graph_info import GraphInfo
 from ovpasses.runtime.external_cache import is_cache_output
 from ovpasses.runtime.inputs import MAKERS
 
+ASK = "give the info of the model's GGUF to read_model (info=, on the command line --info)"
+
 # Of ggml's graphs, and of what Hugging Face exports.
 LOGITS_NAMES = {"result_output", "logits"}
 
@@ -146,16 +148,20 @@ def check_inputs(
             continue
         shape = f"{port.get_element_type().get_type_name()} {port.get_partial_shape()}"
         if CACHE_NAME.search(name) or PAST_NAME.match(name):
-            raise StateError(f"input {name} {shape} is a cache outside the model; run the preset stateful first")
+            static = port.get_partial_shape().is_static
+            hint = (
+                "give both models of the static pair to ChunkedSession" if static else "run the preset stateful first"
+            )
+            raise StateError(f"input {name} {shape} is a cache outside the model; {hint}")
         raise StateError(f"input {name} {shape} is none that a session can make, known are {', '.join(MAKERS)}")
     sliding = [name for name, role in roles.items() if role == "self_kq_mask_swa"]
     if sliding and len(info.windows) != 1:
-        raise StateError(f"input {sliding[0]} needs one sliding window, the model's info has {info.windows}")
+        raise StateError(f"input {sliding[0]} needs one sliding window, the model's info has {info.windows}; {ASK}")
     full = [name for name, role in roles.items() if role == "self_kq_mask"]
     if full and info.windows and not sliding:
         raise StateError(
             f"layers have a sliding window of {info.windows} tokens, but {full[0]} is the only mask; "
-            "give the info to read_model, which then gives them a mask of their own"
+            f"{ASK}, which then gives them a mask of their own"
         )
 
 

@@ -111,6 +111,7 @@ class Session(Resumable):
         return self._inside.request
 
     def reset(self) -> None:
+        self._failed = True  # until all states and the position are those of the start
         self._inside.clear()
         super().reset()
 

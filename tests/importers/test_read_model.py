@@ -291,3 +291,15 @@ def test_stand_ins_are_found_in_bodies_and_compute_nothing(recorded: Path) -> No
         save_ir(ovp.ImportedModel(model), Path("never.xml"))
     values = [Tensor(np.ones([1, 1, 1, 1][: p.get_partial_shape().rank.get_length()], np.float32)) for p in inner]
     assert not stand_in.evaluate([Tensor(np.zeros([1, 1, 1, 1], np.float32))] * 2, values)
+
+
+@pytest.mark.parametrize(("name", "told"), [("gemma4-mixed", True), ("llama-gqa", False), ("qwen35", False)])
+def test_a_window_that_nothing_tells_is_warned_of(
+    recorded: Path, name: str, told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = recorded / f"after/{name}/stateless/model.xml"
+    ovp.read_model(path)
+    assert ("layers differ in their heads" in caplog.text) == told
+    caplog.clear()
+    ovp.read_model(path, info=ovp.read_model(recorded / f"gguf/tiny-{name}.gguf").info)
+    assert not caplog.text

@@ -187,3 +187,22 @@ def test_an_interrupt_between_the_states_and_the_position(model: Prepared) -> No
     control = ovp.Session(*model)
     control.prefill(TOKENS[:20])
     assert np.array_equal(session.decode(1), control.decode(1))
+
+
+def test_an_interrupted_reset_is_not_forgotten(hybrid: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = ovp.Session(*hybrid)
+    session.prefill(TOKENS[:5])
+    whole = RequestStates.clear
+
+    def interrupted(states: RequestStates) -> None:
+        whole(states)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RequestStates, "clear", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            session.reset()
+    with pytest.raises(ovp.StateError, match="failed or was interrupted; reset"):
+        session.decode(1)
+    session.reset()
+    assert np.array_equal(session.prefill(TOKENS[:5]), ovp.Session(*hybrid).prefill(TOKENS[:5]))

@@ -104,8 +104,35 @@ def test_dry_run_prints_what_would_be_compiled(
 
 def test_passes_of_the_caller_are_run_as_they_are(imported: ovp.ImportedModel) -> None:
     pipeline = ovp.Pipeline([ovp.MakeKVStateful()])
-    plan = plan_run(imported, "NPU", pipeline=pipeline, environ={})
+    plan = plan_run(imported, "GPU", pipeline=pipeline, environ={})
     assert list(plan.models) == ["model"]
+    with pytest.raises(ovp.DeviceError, match=r"input inp_out_ids .* is dynamic; an NPU takes static shapes only"):
+        plan_run(imported, "NPU", pipeline=pipeline, environ={})
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        ("npu", "device npu is not known, wanted one of CPU, GPU, NPU"),
+        ("HETERO:NPU,CPU", "has an NPU among others"),
+        ("AUTO:GPU,NPU.0", "has an NPU among others"),
+    ],
+)
+def test_names_that_no_device_has(imported: ovp.ImportedModel, device: str, words: str) -> None:
+    with pytest.raises(ovp.DeviceError, match=words):
+        plan_run(imported, device, environ={})
+
+
+def test_a_chunk_is_no_longer_than_the_context(imported: ovp.ImportedModel) -> None:
+    plan = plan_run(imported, "NPU", environ={"GGML_OPENVINO_PREFILL_CHUNK_SIZE": "4096"})
+    shapes = plan.to_dict()["models"]["prefill"]["inputs"]
+    assert shapes["inp_tokens"] == "[1,1,1,1024]"
+
+
+def test_half_of_a_static_pair_is_no_pair(recorded: Path) -> None:
+    half = ovp.read_model(recorded / "before/qwen35/static/model_prefill.xml")
+    with pytest.raises(ovp.RewriteError, match="the model is the prefill half of a static pair"):
+        plan_run(half, "NPU", environ={})
 
 
 @pytest.mark.needs_2026_4
